@@ -15,7 +15,7 @@ from sheeplike.commands import Request
 from sheeplike.config.compose import load_options
 from sheeplike.config.errors import as_command_errors
 from sheeplike.config.schema import Config
-from sheeplike.options import explain_keys, keys_of
+from sheeplike.options import CommandError, explain_keys, keys_of
 from sheeplike.run.layout import ANALYSES
 from sheeplike.terminal import echo, info
 from sheeplike.trained import exported
@@ -56,8 +56,10 @@ def analyze_run(run_dir: Path, config: Config, asked: AnalyzeOptions) -> None:
 
     step, networks, made = rebuild(run_dir, config, asked)
     model = TrainedModel(networks)
+    if not model.world.decoder.keys.spaces:
+        raise CommandError(f"run={asked.run}: the model predicts no observation: expected agent.decoder=true")
     there = made.single_observation_space.spaces
-    keys = [key for key in there if key in {*networks.predicted.spaces, PRIVILEGED_STATE}]
+    keys = [key for key in there if key in {*networks.known.spaces, PRIVILEGED_STATE}]
     played, too_large = {}, (MemoryError, torch.OutOfMemoryError)
     for act in ("policy", "random"):
         with phase(f"playing {asked.episodes} episodes: {act}"), as_command_errors(envs.Unusable, *too_large):

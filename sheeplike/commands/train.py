@@ -57,8 +57,8 @@ def run(planned: Plan) -> int:
         # The first rank tells the rest. Fabric ends all ranks when one fails; torchrun starts those that failed again.
         return experiment.status if "TORCHELASTIC_RUN_ID" in os.environ else 0
     if not experiment.status:
-        sees = any(len(space.shape) == 3 for space in experiment.agent.networks.observations.values())
-        inside = ("dream", "analyze") if sees else ("analyze",)
+        predicted = getattr(experiment.agent.networks, "predicted", None)
+        inside = ("dream", "analyze") if predicted and predicted.images else ("analyze",)
         looks = ("eval", *(inside if planned.config.agent.has_world_model else ()))
         info(f"finished: {planned.run_dir}")
         info(*(f"next: python -m sheeplike {shlex.join([command, f'run={planned.run_dir}'])}" for command in looks))

@@ -42,7 +42,7 @@ def iwae_bound(log_weights: Tensor, samples: int | None = None) -> Tensor:
 def variance(model: TrainedModel) -> float:
     """Return the variance of the decoder's Gaussian; infinite if observations are not learnt."""
     scale = model.networks.config.loss_scales.reconstruction
-    return 1 / (2 * scale) if scale else math.inf
+    return 1 / (2 * scale) if scale and model.world.reconstructs else math.inf
 
 
 def log_likelihood(model: TrainedModel, states: States, obs: dict[str, Tensor]) -> Tensor:

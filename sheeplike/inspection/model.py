@@ -410,7 +410,7 @@ class TrainedModel:
         flat = {key: value.reshape(count, *value.shape[len(lead) - 1 :]) for key, value in obs.items()}
         with self._computing(seed):
             steps = before.reshape(count, lead[-1], -1), flat, is_first.reshape(count, -1)
-            return States(*self.world.observe(start, *steps)).reshape(*lead)
+            return States(*self.world.observe(start, *steps)[:2]).reshape(*lead)
 
     def _imagined(self, latent: Latent) -> States:
         return States(latent, self.rssm.prior(latent.deter).float())

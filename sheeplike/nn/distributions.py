@@ -69,6 +69,8 @@ class OneHotCategorical:
         """Draw one-hots ``(B, K)`` float32 with straight-through gradients: ``one_hot + p - sg(p)``."""
         return self._one_hot(self.sample_index()) + (self.probs - self.probs.detach())
 
+    rsample = sample
+
     def mode(self) -> Tensor:
         """Return the most probable class as one-hot ``(B, K)`` float32."""
         return self._one_hot(self.probs.argmax(-1))
@@ -93,6 +95,8 @@ class JointCategorical:
 
     def sample(self) -> Tensor:
         return torch.cat([part.sample() for part in self.parts], -1)
+
+    rsample = sample
 
     def mode(self) -> Tensor:
         return torch.cat([part.mode() for part in self.parts], -1)
@@ -127,7 +131,11 @@ class Normal:
 
     def sample(self) -> Tensor:
         """Draw ``(B, A)`` float32, without gradient."""
-        return (self.mean + self.std * torch.randn_like(self.mean)).detach()
+        return self.rsample().detach()
+
+    def rsample(self) -> Tensor:
+        """Draw ``(B, A)`` float32, with the gradient of mean and deviation."""
+        return self.mean + self.std * torch.randn_like(self.mean)
 
     def mode(self) -> Tensor:
         return self.mean

@@ -60,15 +60,15 @@ def tabulate(table: Table) -> None:
         uniform = table.take(torch.rand, probs.shape[:-1], dtype=torch.float64)
         return (probs.cumsum(-1)[..., :-1] <= uniform.to(probs.dtype).unsqueeze(-1)).sum(-1)
 
-    def sample(self: Normal) -> torch.Tensor:
+    def rsample(self: Normal) -> torch.Tensor:
         noise = table.take(torch.randn, self.mean.shape, dtype=torch.float64)
-        return (self.mean + self.std * noise.to(self.mean.dtype)).detach()
+        return self.mean + self.std * noise.to(self.mean.dtype)
 
     def entropy(self: TanhNormal) -> torch.Tensor:
         noise = table.take(torch.randn, self.mean.shape, dtype=torch.float64)
         return Normal.entropy(self) + _log_slope(self.mean + self.std * noise.to(self.mean.dtype)).sum(-1)
 
-    OneHotCategorical.sample_index, Normal.sample, TanhNormal.entropy = sample_index, sample, entropy
+    OneHotCategorical.sample_index, Normal.rsample, TanhNormal.entropy = sample_index, rsample, entropy
 
 
 class Replayed:
@@ -108,7 +108,7 @@ def play(agent: Agent, table: Table, player: Any, begin: torch.Tensor, steps: in
     return begin
 
 
-def learn_dreamer(ranks: Ranks, *, captured: bool, device: str) -> dict[str, Any]:
+def learn_dreamer(ranks: Ranks, *, captured: bool, device: str, actor_gradient: str = "reinforce") -> dict[str, Any]:
     table, n, batch = Table(ranks, device), WORLDS // ranks.size, BATCH // ranks.size
     tabulate(table)
     config = DreamerV3Config(
@@ -122,6 +122,7 @@ def learn_dreamer(ranks: Ranks, *, captured: bool, device: str) -> dict[str, Any
         imagination_length=3,
         warmup=3,
         learning_starts=0,
+        actor_gradient=actor_gradient,
     )
     agent = DreamerV3(SPACE, ACTIONS, config, num_envs=n, device=device, seed=3, ranks=ranks)
     capture(agent, captured)
@@ -237,7 +238,8 @@ def main() -> None:
     ranks = Ranks(rank, size, hosts)
     options = {"captured": asked["captured"], "device": asked["device"]}
     found = {"dreamer_v3": learn_dreamer(ranks, **options), "ppo": learn_ppo(ranks, **options)}
-    torch.save(found | {"collectives": ranks.collectives, "bytes": ranks.bytes}, asked["out"])
+    found |= {"collectives": ranks.collectives, "bytes": ranks.bytes}
+    torch.save(found | {"both": learn_dreamer(ranks, **options, actor_gradient="both")}, asked["out"])
 
 
 if __name__ == "__main__":

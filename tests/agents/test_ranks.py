@@ -80,7 +80,7 @@ def assert_close(found: dict[str, Any], expected: dict[str, Any], **tolerance: f
                 )
 
 
-@pytest.mark.parametrize("kind", ["dreamer_v3", "ppo"])
+@pytest.mark.parametrize("kind", ["dreamer_v3", "both", "ppo"])
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_learn_what_one_learns(size: int, kind: str, learn: Any) -> None:
     (alone,) = learn(1)

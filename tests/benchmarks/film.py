@@ -43,7 +43,7 @@ def episode(agent: DreamerNetworks, worlds: envs.contract.VectorEnv, seed: int) 
     world = agent.world_model
     first = {camera: seen[0].unsqueeze(1)}
     beginning, no_action = torch.tensor([[True]]), torch.zeros_like(actions[0]).unsqueeze(1)
-    observed, _ = world.observe(world.rssm.initial(1, agent.device), no_action, first, beginning)
+    observed, *_ = world.observe(world.rssm.initial(1, agent.device), no_action, first, beginning)
     latents = [observed.map(lambda x: x[:, -1])]
     for action in actions:
         latents.append(world.rssm.imagine(latents[-1], action))

@@ -52,26 +52,31 @@ class ActorCritic(nn.Module):
         self.slow_value.load_state_dict(self.value.state_dict())
         self.return_scale = PercentileScale()
 
-    @torch.no_grad()
-    def imagine(self, rssm: RSSM, start: Latent, length: int) -> tuple[Tensor, Tensor]:
-        """Roll the policy out in the model from ``start (B, ...)``, without gradient.
+    def imagine(self, rssm: RSSM, start: Latent, length: int, policy: Policy | None = None) -> tuple[Tensor, Tensor]:
+        """Roll the policy out in the model from ``start (B, ...)``.
+
+        Args:
+            policy: takes the gradient through features and actions; None: there is none.
 
         Returns:
             Features ``(B, length + 1, F)`` and actions ``(B, length + 1, A)``; the last action is never scored.
         """
-        latent = start.detach()
-        action = self.policy(latent.features).sample()
-        features, actions = [latent.features], [action]
-        for _ in range(length):
-            latent, feature, action = self.imagine_step(rssm, latent, action)
-            features.append(feature)
-            actions.append(action)
-        return torch.stack(features, 1), torch.stack(actions, 1)
+        with torch.set_grad_enabled(policy is not None and torch.is_grad_enabled()):
+            policy = self.policy if policy is None else policy
+            latent = start.detach()
+            action = policy(latent.features).rsample()
+            features, actions = [latent.features], [action]
+            for _ in range(length):
+                latent, feature, action = self.imagine_step(rssm, policy, latent, action)
+                features.append(feature)
+                actions.append(action)
+            return torch.stack(features, 1), torch.stack(actions, 1)
 
-    def imagine_step(self, rssm: RSSM, latent: Latent, action: Tensor) -> tuple[Latent, Tensor, Tensor]:
+    def imagine_step(self, rssm: RSSM, policy: Policy, latent: Latent, action: Tensor) -> tuple[Latent, Tensor, Tensor]:
         """Return the next latent, its features ``(B, F)`` and the action chosen there."""
         latent = rssm.imagine(latent, action)
-        return latent, latent.features, self.policy(latent.features).sample()
+        # An actor sees features without gradient, as in every version of Dreamer.
+        return latent, latent.features, policy(latent.features.detach()).rsample()
 
 
 def lambda_return(
@@ -114,6 +119,8 @@ def imagination_loss(
     entropy_scale: float,
     slow_scale: float = 1.0,
     reinforced: ActionDistribution | None = None,
+    through: TwoHot | None = None,
+    dynamics: float = 0.0,
 ) -> tuple[dict[str, Tensor], Tensor, dict[str, Tensor]]:
     """Return actor and critic losses on imagined rollouts.
 
@@ -124,6 +131,9 @@ def imagination_loss(
         policy, value, slow_value: distributions over the ``(B, I + 1)`` states.
         scale: range of returns; updated here. None: the range will be that of all ranks, and is not known yet.
         reinforced: without a scale, ``policy`` from a copy of its parameters, which takes the gradient of REINFORCE.
+        through: ``value`` with the gradient of the imagined features, as ``reward`` and ``cont`` then have it too.
+        dynamics: share of that gradient, of the advantage; the rest is REINFORCE (Hafner et al., 2021, "Mastering Atari
+            with discrete world models", its ``actor_grad_mix``; the advantage as in DreamerV3's first version).
 
     Returns:
         Losses ``policy`` and ``value``, each ``(B, I)``; returns ``(B, I)``; 0-dim metrics. Without a scale, the loss
@@ -137,15 +147,23 @@ def imagination_loss(
     error, weight, losses = ret - val[:, :-1].detach(), weight[:, :-1], {}
     scored = policy if reinforced is None else reinforced
     log_prob, entropy = scored.log_prob(action.detach())[:, :-1], policy.entropy()[:, :-1]
+    advantage = None
+    if through is not None:
+        bootstrap = through.pred()
+        advantage = lambda_return(torch.zeros_like(cont), 1 - cont, reward, bootstrap, 1.0, return_lambda)
+        advantage = dynamics * (advantage - bootstrap[:, :-1])
     # REINFORCE for discrete and continuous actions alike.
     if scale is None:
         # The gradient is linear in the scale, so it can be divided once the returns of all ranks are known.
-        losses["reinforce"] = -weight * (log_prob * error)
+        score = log_prob * error
+        losses["reinforce"] = -weight * (score if advantage is None else advantage + (1 - dynamics) * score)
         losses["policy"] = -weight * (entropy_scale * entropy)
         about_returns = {"returns": torch.stack([ret, error])}
     else:
         spread = scale.update(ret)
-        losses["policy"] = -weight * (log_prob * (error / spread) + entropy_scale * entropy)
+        score = log_prob * (error / spread)
+        score = score if advantage is None else advantage / spread + (1 - dynamics) * score
+        losses["policy"] = -weight * (score + entropy_scale * entropy)
         about_returns = return_metrics(ret, error, spread)
     padded = torch.cat([ret, torch.zeros_like(ret[:, -1:])], 1)
     losses["value"] = weight * (value.loss(padded) + slow_scale * value.loss(slow))[:, :-1]

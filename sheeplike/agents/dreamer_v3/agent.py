@@ -93,9 +93,11 @@ class DreamerV3(Agent):
         )
         self.keys, self.predicted, self.codec = self.networks.keys, self.networks.predicted, self.networks.codec
         self.world_model, self.actor_critic = self.networks.world_model, self.networks.actor_critic
-        self.stored = self.predicted.and_also(observation_space, config.probes)
+        self.stored = self.networks.known.and_also(observation_space, config.probes)
         self.observed = self.stored.spaces
         self.scales = config.loss_scales.model_dump(by_alias=True)
+        if self.world_model.reconstructs:
+            del self.scales["barlow"]
         self.optimizer = self.make_optimizer([p for p in self.networks.parameters() if p.requires_grad])
         self.probes: Probes | None = None
         if config.probes:
@@ -122,6 +124,10 @@ class DreamerV3(Agent):
         self.skips = SkipCounter(self.device)
         self.skipped_in_a_row, self.skipped_total = self.skips.skipped_in_a_row, self.skips.skipped_total
         self._last_draw: tuple[Tensor, Tensor] | None = None
+        # The model in which behaviour is learnt. A gradient through it must not reach its weights: a twin shares them.
+        self.dreamt, self.dreamt_value = self.world_model, self.actor_critic.value
+        if config.actor_gradient != "reinforce":
+            self.dreamt, self.dreamt_value = _twin(self.dreamt), _twin(self.dreamt_value)
         # Takes the gradient of REINFORCE, which can be scaled only after that of the entropy is computed.
         self.reinforced = copy.deepcopy(self.actor_critic.policy) if ranks.size > 1 else None
         self._compile(compile)
@@ -198,7 +204,7 @@ class DreamerV3(Agent):
             for time in range(ring.oldest, ring.added):
                 stored = ring.read_steps(time, time + 1)
                 row = {key: value[0].to(self.device).unsqueeze(1) for key, value in stored.items()}
-                latent, _ = self.world_model.observe(latent, action, row, row["is_first"])
+                latent, *_ = self.world_model.observe(latent, action, row, row["is_first"])
                 latent, action = latent.map(lambda x: x.squeeze(1)), row["action"]
                 for name, value in pack_latent(latent).items():
                     ring.storage[name][time % ring.length] = value
@@ -215,9 +221,9 @@ class DreamerV3(Agent):
                 data = self.held_out.gather(*self.held_out.fetch(envs, torch.full_like(envs, start))).data
                 batch = {key: value[:, CONTEXT:] for key, value in data.items()}
                 action = data["action"][:, CONTEXT - 1 : -1]
-                posterior, logits = self.world_model.observe(self.context(data), action, batch, batch["is_first"])
-                losses, metrics = self.world_model.losses(posterior, logits, batch)
-                losses = {name: loss.mean() for name, loss in losses.items() if name not in ("dyn", "rep")}
+                states, logits, embed = self.world_model.observe(self.context(data), action, batch, batch["is_first"])
+                losses, metrics = self.world_model.losses(states, logits, batch, embed)
+                losses = {name: loss.mean() for name, loss in losses.items() if name not in ("barlow", "dyn", "rep")}
                 found.append(losses | {"kl": metrics["wm/kl"]})
         means = {name: torch.stack([one[name] for one in found]).mean() for name in found[0]}
         return {f"held_out/{name}": value for name, value in means.items()} | {"held_out/nll": sum(means.values())}
@@ -379,11 +385,13 @@ class DreamerV3(Agent):
         start = self.context(data)
         previous_action = data["action"][:, CONTEXT - 1 : -1]
         batch = {key: value[:, CONTEXT:] for key, value in data.items()}
-        posterior, logits = world.observe(start, previous_action, batch, batch["is_first"])
-        losses, metrics = world.losses(posterior, logits, batch)
+        posterior, logits, embed = world.observe(start, previous_action, batch, batch["is_first"])
+        losses, metrics = world.losses(posterior, logits, batch, embed)
         # Imagination starts from every replayed state, sequences first, then time.
         starts = posterior.detach().map(lambda x: x.flatten(0, 1))
-        imagined = self.actor_critic.imagine(world.rssm, starts, self.config.imagination_length)
+        critic, through = self.actor_critic, self.config.actor_gradient != "reinforce"
+        policy = (self.reinforced or critic.policy) if through else None
+        imagined = critic.imagine(self.dreamt.rssm, starts, self.config.imagination_length, policy)
         behaviour, info = self.behaviour_losses(*imagined, posterior.features, batch)
         return losses | behaviour, metrics | info, posterior
 
@@ -397,9 +405,12 @@ class DreamerV3(Agent):
             replayed: features ``(B, T, F)`` of the states in which imagination began, with gradient.
             batch: ``reward``, ``is_last`` and ``is_terminal`` ``(B, T)`` of these states.
         """
-        world, critic = self.world_model, self.actor_critic
+        critic, through = self.actor_critic, None
+        with torch.set_grad_enabled(features.requires_grad):
+            reward, cont = self.imagined_reward(features, actions), self.dreamt.cont(features).prob()
+            if features.requires_grad:
+                through, features = self.dreamt_value(features), features.detach()
         with torch.no_grad():
-            reward, cont = self.imagined_reward(features, actions), world.cont(features).prob()
             slow, slow_replayed = critic.slow_value(features), critic.slow_value(replayed)
         losses, returns, metrics = imagination_loss(
             actions,
@@ -412,6 +423,8 @@ class DreamerV3(Agent):
             return_lambda=self.config.return_lambda,
             entropy_scale=self.config.entropy_scale,
             reinforced=None if self.reinforced is None else self.reinforced(features),
+            through=through,
+            dynamics=1.0 if self.config.actor_gradient == "dynamics" else 0.1,
         )
         losses["replay_value"] = replay_value_loss(
             batch["is_last"],
@@ -427,7 +440,7 @@ class DreamerV3(Agent):
 
     def imagined_reward(self, features: Tensor, actions: Tensor) -> Tensor:
         """Return the reward for arriving at each imagined state, ``(B * T, I + 1)``."""
-        return self.world_model.reward(features).pred()
+        return self.dreamt.reward(features).pred()
 
     def report(self) -> tuple[dict[str, Tensor], dict[str, Prediction]]:
         """Predict replayed sequences open-loop: metrics, and the images of each camera."""
@@ -450,7 +463,7 @@ class DreamerV3(Agent):
             data = self.sampled.sample(min(self.config.batch_size, FILMED)).data
             batch = {key: value[:, CONTEXT:] for key, value in data.items()}
             action = data["action"][:, CONTEXT - 1 : -1]
-            posterior, _ = world.observe(self.context(data), action, batch, batch["is_first"])
+            posterior, *_ = world.observe(self.context(data), action, batch, batch["is_first"])
             shown = frames_before(batch["is_first"], batch["is_last"])  # (B, SEEN)
             rows = torch.arange(len(shown), device=self.device)
             features, _ = critic.imagine(world.rssm, posterior.map(lambda x: x[rows, shown[:, -1]]), DREAMT)
@@ -591,6 +604,16 @@ class DreamerV3(Agent):
             self.recorded.expected = None
         if "replay" in state:
             self.replay.load_state_dict(state["replay"])
+
+
+def _twin(module: nn.Module) -> nn.Module:
+    """Return a module that computes with the weights of another and takes no gradient to them."""
+    twin = copy.deepcopy(module).requires_grad_(False)
+    for own, shared in zip(
+        (*twin.parameters(), *twin.buffers()), (*module.parameters(), *module.buffers()), strict=True
+    ):
+        own.data = shared.data
+    return twin
 
 
 def frames_before(is_first: Tensor, is_last: Tensor) -> Tensor:

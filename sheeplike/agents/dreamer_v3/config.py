@@ -39,6 +39,7 @@ class LossScales(Options):
     """Weight of each loss; ``reconstruction`` weighs every observation, targets included."""
 
     reconstruction: float = Field(1.0, ge=0, le=1e6, description="reconstruction of each observation")
+    barlow: float = Field(0.05, ge=0, le=1e6, description="redundancy reduction, with representation=barlow")
     reward: float = Field(1.0, ge=0, le=1e6, description="prediction of the reward")
     continue_: float = Field(1.0, ge=0, le=1e6, alias="continue", description="prediction of the end of an episode")
     dyn: float = Field(1.0, ge=0, le=1e6, description="KL divergence that moves the prior to the posterior")
@@ -61,6 +62,18 @@ class DreamerV3Config(AgentConfig):
         (),
         description="glob patterns of vectors that probes learn to read from the latents, such as privileged_state; "
         "this does not change what the agent learns",
+    )
+    representation: Literal["reconstruction", "barlow"] = Field(
+        "reconstruction",
+        description="what shapes the latents beside rewards, ends and targets: decoding what the model sees, or "
+        "correlating with the encoder's output (R2-Dreamer)",
+    )
+    actor_gradient: Literal["reinforce", "dynamics", "both"] = Field(
+        "reinforce", description="of the actor: by the scores of its actions, through the model, or a tenth of that"
+    )
+    decoder: bool = Field(
+        True,
+        description="false, with representation=barlow: no images are decoded, so there are no videos of the model",
     )
     size: Annotated[Literal["1m", "12m", "25m", "50m", "100m", "200m", "400m"] | Size, HEADLINE] = Field(
         "12m", description="preset, or the widths of the model"

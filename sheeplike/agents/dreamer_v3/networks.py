@@ -24,7 +24,8 @@ class DreamerNetworks(PolicyNetworks):
 
     Attributes:
         keys: observations that the model sees.
-        predicted: observations that it predicts: these and the targets.
+        predicted: observations that it predicts: these and the targets. Without reconstruction, images and targets.
+        known: observations that it sees or predicts.
     """
 
     config: DreamerV3Config
@@ -33,9 +34,14 @@ class DreamerNetworks(PolicyNetworks):
 
     def build(self) -> None:
         self.keys = ModelKeys(self.space, self.config.observations)
-        self.predicted = self.keys.with_targets(self.space, self.config.targets)
+        self.known = self.predicted = self.keys.with_targets(self.space, self.config.targets)
         self.observations = self.keys.spaces
-        self.only_for_learning = {k: self.space[k] for k in self.predicted.spaces if k not in self.observations}
+        self.only_for_learning = {k: self.space[k] for k in self.known.spaces if k not in self.observations}
+        if self.config.representation == "barlow":
+            if shown := [key for key in self.only_for_learning if key in self.known.images]:
+                raise ValueError(f"target {shown[0]!r}: an image; expected vectors beside representation=barlow")
+            images = self.keys.images if self.config.decoder else []
+            self.predicted = ModelKeys(self.space, [*self.only_for_learning, *images])
         self.codec = ActionCodec(self.actions)
         for name, module in self.make_modules().items():
             self.add_module(name, module)
@@ -66,7 +72,7 @@ class DreamerNetworks(PolicyNetworks):
         self, latent: Latent, action: Tensor, obs: Mapping[str, Tensor], is_first: Tensor, sample: bool
     ) -> tuple[Latent, Tensor]:
         step = {key: value.unsqueeze(1) for key, value in obs.items()}
-        latent, _ = self.world_model.observe(latent, action.unsqueeze(1), step, is_first.unsqueeze(1))
+        latent, *_ = self.world_model.observe(latent, action.unsqueeze(1), step, is_first.unsqueeze(1))
         latent = latent.map(lambda x: x.squeeze(1))
         policy = self.actor_critic.policy(latent.features)
         return latent, policy.sample() if sample else policy.mode()

@@ -23,7 +23,7 @@ from sheeplike.nn.vision import nearest_side
 
 LATENTS = ("deter", "stoch")  # stored with every step, and refreshed by every update
 # Losses and replay keys are named after observations, which must not take these names.
-LOSSES = ("reward", "continue", "dyn", "rep", "policy", "value", "replay_value")
+LOSSES = ("barlow", "reward", "continue", "dyn", "rep", "policy", "value", "replay_value")
 STORED = ("action", "reward", "is_first", "is_last", "is_terminal", *LATENTS, "envs", "times")
 
 

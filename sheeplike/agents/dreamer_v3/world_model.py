@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
 
-from sheeplike.agents.agent import Prediction
+from sheeplike.agents.agent import Prediction, own_randomness
 from sheeplike.agents.dreamer_v3.config import DreamerV3Config
 from sheeplike.agents.dreamer_v3.rssm import RSSM, Latent, stack_latents
 from sheeplike.agents.dreamer_v3.storage import ModelKeys
@@ -63,12 +64,17 @@ class Decoder(nn.Module):
             channels, size = sum(images.channels.values()), {"depth": depth, "units": units, "blocks": blocks}
             self.add_module(images.name, ImageDecoder(deter, stoch, images.height, images.width, channels, **size))
 
-    def forward(self, latent: Latent) -> dict[str, Tensor]:
-        """Return images ``(B, H, W, C)`` and vectors ``(B, D)``, float32, by key."""
+    def forward(self, latent: Latent, *, shaping: bool = True) -> dict[str, Tensor]:
+        """Return images ``(B, H, W, C)`` and vectors ``(B, D)``, float32, by key.
+
+        Args:
+            shaping: the latents get the gradient of images too.
+        """
         out: dict[str, Tensor] = {}
         if self.keys.vectors:
             hidden = self.mlp(latent.features)
             out |= {key: head(hidden).float() for key, head in zip(self.keys.vectors, self.heads, strict=True)}
+        latent = latent if shaping else latent.detach()
         for images in self.keys.sizes:
             image = getattr(self, images.name)(latent.deter, latent.stoch.flatten(-2))
             parts = image.split(list(images.channels.values()), -1)
@@ -146,16 +152,26 @@ class WorldModel(nn.Module):
             free_nats=config.free_nats,
         )
         flat = self.rssm.stoch * size.classes
-        self.decoder = Decoder(predicted, deter=size.deter, stoch=flat, depth=size.depth, units=size.units)
+        self.reconstructs = config.representation == "reconstruction"
+        # A decoder of images that shapes nothing takes no random numbers from the networks behind it.
+        with nullcontext() if self.reconstructs else own_randomness("cpu"):
+            self.decoder = Decoder(predicted, deter=size.deter, stoch=flat, depth=size.depth, units=size.units)
+        if not self.reconstructs:
+            self.projector = Linear(self.rssm.features, self.encoder.outputs)
         self.reward = TwoHotHead(self.rssm.features, size.units, layers=1)
         self.cont = ContinueHead(self.rssm.features, size.units)
 
     def observe(
         self, latent: Latent, action: Tensor, obs: Mapping[str, Tensor], is_first: Tensor
-    ) -> tuple[Latent, Tensor]:
-        """Encode observations ``(B, T, ...)`` and infer the latents; see :meth:`RSSM.observe`."""
+    ) -> tuple[Latent, Tensor, Tensor]:
+        """Encode observations ``(B, T, ...)`` and infer the latents.
+
+        Returns:
+            States and logits of :meth:`RSSM.observe`, and the encoded observations ``(B, T, E)``.
+        """
         embed = self.encoder({key: obs[key].flatten(0, 1) for key in self.encoder.keys.spaces})
-        return self.rssm.observe(latent, action, embed.unflatten(0, is_first.shape), is_first)
+        embed = embed.unflatten(0, is_first.shape)
+        return *self.rssm.observe(latent, action, embed, is_first), embed
 
     def continue_prob(self, features: Tensor) -> Tensor:
         """Return the probability ``(...)`` that the episode goes on, without the horizon."""
@@ -167,14 +183,15 @@ class WorldModel(nn.Module):
             norm.update(obs[key], ranks)
 
     def losses(
-        self, posterior: Latent, logits: Tensor, batch: Mapping[str, Tensor]
+        self, posterior: Latent, logits: Tensor, batch: Mapping[str, Tensor], embed: Tensor | None = None
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return losses ``(B, T)`` by name, and 0-dim metrics.
+        """Return losses by name, ``(B, T)`` each, ``barlow`` 0-dim, and 0-dim metrics.
 
         Args:
             posterior: states ``(B, T, ...)`` with gradient.
             logits: posterior logits ``(B, T, S, K)``.
             batch: ``(B, T, ...)`` observations, ``reward`` float32, ``is_terminal`` bool.
+            embed: encoded observations ``(B, T, E)``; without reconstruction.
         """
         rssm = self.rssm
         seen, foreseen = rssm.distribution(logits), rssm.distribution(rssm.prior(posterior.deter))
@@ -184,7 +201,7 @@ class WorldModel(nn.Module):
         lead = batch["reward"].shape
         obs = {key: batch[key].flatten(0, 1) for key in self.decoder.keys.spaces}
         obs |= {key: norm(obs[key]) for key, norm in zip(self.whitened, self.norms, strict=True)}
-        predicted = self.decoder(flat)
+        predicted = self.decoder(flat, shaping=self.reconstructs)
         losses = {key: loss.unflatten(0, lead) for key, loss in self.decoder.losses(predicted, obs).items()}
         reward = self.reward(posterior.features)
         # Only termination is learned as an end: a truncated episode would have gone on.
@@ -195,6 +212,8 @@ class WorldModel(nn.Module):
             "dyn": dyn,
             "rep": rep,
         }
+        if not self.reconstructs:
+            losses["barlow"] = barlow_loss(self.projector(flat.features), embed.detach().flatten(0, 1))
         metrics = {
             "wm/kl": kl.mean(),
             "wm/posterior_entropy": seen.detach().entropy().sum(-1).mean(),
@@ -217,6 +236,21 @@ class WorldModel(nn.Module):
         return losses, {key: value.detach() for key, value in metrics.items()}
 
 
+def barlow_loss(projected: Tensor, target: Tensor, redundancy: float = 5e-4) -> Tensor:
+    """Return how far the correlations of two batches of vectors ``(B, E)`` over ``B`` are from the unit matrix.
+
+    Source: Barlow Twins (Zbontar et al., 2021), as R2-Dreamer (arXiv 2603.18202) has it between latents and the
+    encoder's output, from which no gradient comes.
+
+    Args:
+        redundancy: weight of the correlations of different entries.
+    """
+    x, y = ((z - z.mean(0)) / (z.std(0) + 1e-8) for z in (projected.float(), target.float()))
+    correlation = x.T @ y / len(x)
+    same = correlation.diagonal()
+    return (same - 1).square().sum() + redundancy * (correlation.square().sum() - same.square().sum())
+
+
 def open_loop(
     world: WorldModel, start: Latent, action: Tensor, batch: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], dict[str, Prediction]]:
@@ -236,7 +270,7 @@ def open_loop(
     length = action.shape[1]
     context = max(length // 2, 1)
     shown = {key: batch[key][:, :context] for key in (*world.encoder.keys.spaces, "is_first")}
-    seen, _ = world.observe(start, action[:, :context], shown, shown["is_first"])
+    seen, *_ = world.observe(start, action[:, :context], shown, shown["is_first"])
     latent = seen.map(lambda x: x[:, -1])
     states = [seen.map(lambda x, t=t: x[:, t]) for t in range(context)]
     for t in range(context, length):

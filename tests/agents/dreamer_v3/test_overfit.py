@@ -55,7 +55,7 @@ def test_a_world_model_overfits_one_batch_to_near_zero_reconstruction_error() ->
     optimizer = LaProp(world.parameters(), 4e-3, betas=(0.9, 0.999), eps=1e-20, agc=0.3, warmup=20)
     start = world.rssm.initial(SEQUENCES, torch.device("cpu"))
     for _ in range(240):
-        posterior, logits = world.observe(start, batch["action"], batch, batch["is_first"])
+        posterior, logits, _ = world.observe(start, batch["action"], batch, batch["is_first"])
         losses, metrics = world.losses(posterior, logits, batch)
         optimizer.zero_grad()
         sum(loss.mean() * (0.1 if name == "rep" else 1.0) for name, loss in losses.items()).backward()

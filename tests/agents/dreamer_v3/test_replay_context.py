@@ -100,9 +100,9 @@ def test_imagination_starts_are_batch_major_like_the_returns_that_bootstrap_the_
     bootstraps: list[Tensor] = []
     imagine, loss = agent.actor_critic.imagine, agent_module.imagination_loss
 
-    def imagine_spy(rssm: Any, start: Latent, length: int) -> Any:
+    def imagine_spy(rssm: Any, start: Latent, length: int, policy: Any) -> Any:
         started.append(start.deter.sum(-1))
-        return imagine(rssm, start, length)
+        return imagine(rssm, start, length, policy)
 
     def loss_spy(*args: Any, **kwargs: Any) -> Any:
         losses, returns, metrics = loss(*args, **kwargs)

@@ -129,7 +129,7 @@ def test_a_dream_is_what_the_policy_imagines_from_the_end_of_a_sequence(agent: D
     world, critic = agent.world_model, agent.actor_critic
     before = torch.get_rng_state()
     with torch.no_grad():
-        posterior, _ = world.observe(agent.context(data), data["action"][:, :-1], batch, batch["is_first"])
+        posterior, *_ = world.observe(agent.context(data), data["action"][:, :-1], batch, batch["is_first"])
         latent = posterior.map(lambda x: x[range(4), steps[:, -1]])
         for t in range(50):
             latent = world.rssm.imagine(latent, critic.policy(latent.features).sample())

@@ -215,7 +215,7 @@ def test_player_latents_equal_the_world_models_on_the_same_sequence(
     assert int(is_first.sum()) == 3 + 4
     start = agent.world_model.rssm.initial(3, torch.device("cpu"))
     with torch.no_grad():
-        posterior, _ = agent.world_model.observe(start, previous, obs, is_first)
+        posterior, *_ = agent.world_model.observe(start, previous, obs, is_first)
     torch.testing.assert_close(torch.stack([x.deter for x in latents], 1), posterior.deter, rtol=1e-4, atol=1e-5)
     assert torch.equal(torch.stack([x.stoch for x in latents], 1).argmax(-1), posterior.stoch.argmax(-1))
     # And so the replay holds the same latents, compactly.
