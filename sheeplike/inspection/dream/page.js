@@ -14,7 +14,7 @@ const HUES = ["--real", "--dream", "--other"];
 const INKS = ["#ffffff", "#ffd23f", "#5ce1e6", "#ff8ad8"]; // of crosses
 const TITLES = { real: "Simulator", dream: "Dream", "dream B": "Dream B" };
 const UNITS = { reward: "for this step", value: "later rewards", continue: "P(goes on)", surprise: "KL in nats", error: "pixels, squared" };
-const DRIVERS = { same: "acts: as on the left", policy: "acts: policy", random: "acts: random" };
+const DRIVERS = { same: "acts: as left", policy: "acts: policy", random: "acts: random" };
 
 const $ = (id) => document.getElementById(id);
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -109,8 +109,8 @@ function begin(hello) {
   $("scene").hidden = !hello.filmed;
   $("cell").textContent = ABOUT;
   const { classes, width, names } = hello.actions;
-  const third = !classes.length && width > 2 ? ` 3, then left and right: ${names[2] ? `the ${names[2]}` : "the third dimension"}; 1: back.` : "";
-  $("guide-how").textContent = `Or ${classes.length ? "choose an action" : "move a slider"}: you act in both.${third} M: the policy again.`;
+  const third = !classes.length && width > 2 ? ` Key 3 gives left and right to ${names[2] ? `the ${names[2]}` : "the third dimension"}, key 1 gives them back.` : "";
+  $("guide-how").textContent = `Or ${classes.length ? "choose an action" : "move a slider"}: you act in both.${third} Key M: the policy again.`;
   guide();
 }
 
@@ -279,7 +279,6 @@ function show(now, buffer, at) {
   showControls(now);
   if (play.guide) {
     if (now.blind > 40) play.guide("watch");
-    if (now.source === "keys") play.guide("keys");
   }
   play.drawn += 1;
   haul(true);
@@ -289,7 +288,7 @@ function show(now, buffer, at) {
 function blindness({ blind, looks }) {
   const shown = looks === 1 ? "one picture" : `${looks} pictures`;
   if (!blind) return `has just seen ${shown}`;
-  return `blind for ${blind} step${blind === 1 ? "" : "s"} (${(blind / play.hello.fps).toFixed(1)} s), after seeing ${shown}`;
+  return `blind for ${blind} step${blind === 1 ? "" : "s"} (${(blind / play.hello.fps).toFixed(blind < play.hello.fps ? 2 : 1)} s), after seeing ${shown}`;
 }
 
 function showPictures() {
@@ -363,7 +362,7 @@ function showLegend(foot, now) {
   const names = [...new Set(Object.values(now.panels[0].points).flat().map(([name]) => name))];
   const grips = movable(now);
   const past = now.step < now.last && play.hello.exact;
-  const key = JSON.stringify([names, grips, now.paused, past]);
+  const key = JSON.stringify([names, grips, now.paused, past, now.teaching]);
   if (foot.dataset.made === key) return;
   foot.dataset.made = key;
   const marks = names.map((name, n) => {
@@ -374,8 +373,8 @@ function showLegend(foot, now) {
     return found;
   });
   const hint = grips.length ? `drag the ${grips.join(", ")} (dashed circle), here or in the dream${now.paused ? "; while paused, a drag here plays one step when you let go" : ""}` : "";
-  foot.replaceChildren(...marks, names.length ? "where the model believes them" : "", hint && !past ? ` · ${hint}` : "");
-  if (past) foot.append(make("b", { textContent: ` In the past: playing on, one step or a change deletes the grey steps. Save (S) first keeps them.` }));
+  foot.replaceChildren(...marks, names.length ? "where the model believes them, here by the real pictures" : "", hint && !past ? ` · ${hint}` : "");
+  if (past) foot.append(make("b", { textContent: ` In the past: playing on, one step or a change deletes the grey steps${now.teaching ? ", and recorded episodes that ended in them" : ""}. Save (S) first keeps them as a film.` }));
 }
 
 function paint(canvas, rgb, width, height, under = null) {
@@ -418,7 +417,7 @@ function showControls(now) {
   $("about").textContent = [goal ? `${env}: ${goal}` : env, `seed ${now.seed}`, ...Object.values(others)].join(" · ");
   const [taught, succeeded] = now.taught;
   const count = `${taught} episode${taught === 1 ? "" : "s"}, ${succeeded} succeeded`;
-  $("teach").textContent = now.teaching ? `Recording: ${count}` : taught ? `Record more (${count})` : "Record";
+  $("teach").textContent = now.teaching ? `Recording${now.whole ? "" : " from the next episode"}: ${count}` : taught ? `Record more (${count})` : "Record";
   for (const [id, on] of [["teach", now.teaching], ["scene", now.scene], ["onion", play.onion], ["spread", "noise 1" in now.extras]]) $(id).classList.toggle("on", on);
   if (document.activeElement !== $("rate")) $("rate").value = now.rate;
   for (const button of $("sources").children) button.classList.toggle("on", button.dataset.source === source());
@@ -611,6 +610,7 @@ const source = () => play.asked ?? play.now.source;
 
 /** Let the page choose the actions, beginning with the neutral one. */
 function takeOver() {
+  play.guide?.("keys");
   if (source() !== "keys") choose("keys");
 }
 
@@ -807,7 +807,6 @@ const KEYS = {
   "?": ["?", "this list", () => {
     fillHelp();
     $("help").showModal();
-    $("help").scrollTop = 0; // the focus is on Close, at its end
   }],
 };
 

@@ -318,6 +318,7 @@ class Server:
             **{name: getattr(here, name) for name in ("episode", "age", "blind", "looks", "effect")},
             "scene": session.scene,
             "teaching": session.teaching,
+            "whole": session.whole,
             "taught": [len(session.taught), sum(session.taught.values())],
             "handles": session.handles,
             "extras": {name: frame.shape[:2] for name, frame in here.extras.items()},

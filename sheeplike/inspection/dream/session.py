@@ -217,8 +217,8 @@ class Session:
         self._writer = self._writer or self._demos()
         self.teaching = not self.teaching
         if not self.teaching:
-            return f"recorded in {self._writer.place}: {len(self.taught)}"
-        return f"whole episodes go to {self._writer.place}, from the next one on"
+            return f"{len(self.taught)} recorded in {self._writer.place}; an episode that has begun is not"
+        return f"whole episodes go to {self._writer.place}"
 
     def _ended(self) -> tuple[list[Moment], str]:
         """Return the moments of the episode up to now, and the reason if it cannot be recorded."""
@@ -390,6 +390,11 @@ class Session:
         if self.teaching and here.is_last and (obstacle := self._ended()[1]):
             end += f"; not recorded: {obstacle}"
         return [end, *("expects the end" if prob < 0.5 else "" for prob in here.numbers["continue"][1:])]
+
+    @property
+    def whole(self) -> bool:
+        """True if the present episode can be recorded so far."""
+        return not self._ended()[1]
 
     @property
     def handles(self) -> Points:
