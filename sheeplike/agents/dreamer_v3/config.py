@@ -139,6 +139,8 @@ class DreamerV3Config(AgentConfig):
 
     def check(self, *, num_envs: int, total_steps: int) -> Self:
         """Fill in ``learning_starts``; check that the replay can hold a sequence and that the run makes an update."""
+        if not self.decoder and self.representation == "reconstruction":
+            raise InvalidOption("agent.decoder", False, "true, beside agent.representation=reconstruction", True)
         needed = num_envs * (self.batch_length + CONTEXT + WRITE_HEAD)
         if self.replay_size < needed:
             steps = self.replay_size // num_envs

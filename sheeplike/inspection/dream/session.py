@@ -79,7 +79,7 @@ class Moment:
         extras: other pictures, by name.
         effect: mean change of the first dream's pixels by forced classes, of 255.
         obs: all that the environment showed, while demonstrations are recorded.
-        recorded: file of the episode that ended here.
+        recorded: file of the episode that ended here; or the reason why it was not recorded, if it was to be.
     """
 
     seen: dict[str, Tensor]
@@ -109,7 +109,7 @@ class Moment:
     extras: dict[str, np.ndarray] = field(default_factory=dict)
     effect: float = 0.0
     obs: dict[str, np.ndarray] = field(default_factory=dict)
-    recorded: Path | None = None
+    recorded: Path | str | None = None
 
 
 STRIPS = {
@@ -232,6 +232,7 @@ class Session:
         """Write the episode that has just ended, unless a part is missing or something was dragged in it."""
         moments, obstacle = self._ended()
         if obstacle:
+            self.here.recorded = obstacle
             return
         obs = {key: np.stack([moment.obs[key] for moment in moments]) for key in self.here.obs}
         actions = torch.cat([*(moment.action for moment in moments[:-1]), self.neutral()])
@@ -386,10 +387,8 @@ class Session:
     @property
     def ends(self) -> list[str]:
         """Remarks on the episode's end, for the real side and each dream; empty if it goes on."""
-        here, end = self.here, ending(self.here)
-        if self.teaching and here.is_last and (obstacle := self._ended()[1]):
-            end += f"; not recorded: {obstacle}"
-        return [end, *("expects the end" if prob < 0.5 else "" for prob in here.numbers["continue"][1:])]
+        here = self.here
+        return [ending(here), *("expects the end" if prob < 0.5 else "" for prob in here.numbers["continue"][1:])]
 
     @property
     def whole(self) -> bool:
@@ -535,7 +534,7 @@ class Session:
         if self.now < self.last and self.exact:
             self.envs.load_state_dict(self.here.env)
             for moment in self.moments[self.now - self.first + 1 :]:
-                if moment.recorded:  # an end that is taken back did not happen
+                if moment.recorded in self.taught:  # an end that is taken back did not happen
                     moment.recorded.unlink(missing_ok=True)
                     del self.taught[moment.recorded]
             del self.moments[self.now - self.first + 1 :]
@@ -629,7 +628,8 @@ def ending(moment: Moment) -> str:
     if not moment.is_last:
         return ""
     how = "success" if moment.success else "ended" if moment.is_terminal else "time is up"
-    return f"episode {moment.episode}: {how} after {moment.age} steps"
+    remark = f"; not recorded: {moment.recorded}" if isinstance(moment.recorded, str) else ""
+    return f"episode {moment.episode}: {how} after {moment.age} steps{remark}"
 
 
 def repeat(states: States, count: int) -> States:

@@ -11,9 +11,10 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from sheeplike.agents.dreamer_v3 import DreamerV3
+from sheeplike.agents.dreamer_v3 import DreamerV3, DreamerV3Config
 from sheeplike.agents.dreamer_v3.actor_critic import lambda_return
 from sheeplike.agents.dreamer_v3.world_model import barlow_loss
+from sheeplike.options import InvalidOption
 
 
 @pytest.fixture
@@ -90,6 +91,11 @@ def test_the_decoder_beside_it_changes_no_bit_of_the_rest(
     assert "loss/pixels/front" not in metrics[-1]
     assert agent.report() == ({}, {})
     assert agent.dream() == {}
+
+
+def test_what_is_reconstructed_needs_a_decoder() -> None:
+    with pytest.raises(InvalidOption, match=r"agent\.decoder"):
+        DreamerV3Config(decoder=False).check(num_envs=4, total_steps=10**6)
 
 
 def test_an_image_cannot_be_its_target(make_agent: Callable[..., DreamerV3]) -> None:
