@@ -30,6 +30,9 @@ def usage(arguments: Sequence[str], sources: Sources) -> str:
     with ``exp=`` too the values that the run would have.
     """
     asked = dict(argument.partition("=")[::2] for argument in arguments)
+    if "agent" in asked:
+        with as_command_errors(ValueError):
+            registry.find(asked["agent"])
     agents, task, values = {*registry.list_agents()} & {asked.get("agent"), asked.get("exp")}, asked.get("env"), {}
     if {"exp", "env"} <= asked.keys():
         from sheeplike.config.compose import load, start_of  # Hydra takes half a second to import

@@ -146,10 +146,10 @@ class Places:
                 states, missing = tried, left
             else:  # what is read is not linear in the features
                 rate /= 2
-        if lifts:
-            return states, f"the dream cannot lift the {name}: it slides on the ground"
-        far = not torch.allclose(asked, reached, atol=0.005)  # metres
-        return states, f"the model has not seen the {name} farther out" if far else None
+        remarks = [f"the dream cannot lift the {name}: it slides on the ground"] if lifts else []
+        if not torch.allclose(asked, reached, atol=0.005):  # metres
+            remarks.append(f"the model has not seen the {name} farther out")
+        return states, "; ".join(remarks) or None
 
     def _projections(self) -> dict[str, Projection]:
         for name, values in self.envs.varied_fields.items():  # cameras may be randomized

@@ -611,7 +611,10 @@ const source = () => play.asked ?? play.now.source;
 /** Let the page choose the actions, beginning with the neutral one. */
 function takeOver() {
   play.guide?.("keys");
-  if (source() !== "keys") choose("keys");
+  if (source() !== "keys") {
+    choose("keys");
+    say("You act now; M: the policy again.");
+  }
 }
 
 /** Send what keys, pointer and sliders say. */
@@ -794,7 +797,7 @@ const KEYS = {
   }],
   b: ["B", "branch: two futures; once more: one", () => ask("branch")],
   t: ["T", "record whole episodes of the simulator as training data; once more: stop", () => ask("teach")],
-  s: ["S", "save all steps since the last start", () => ask("save")],
+  s: ["S", "save all steps since New start", () => ask("save")],
   u: ["U", "eight copies of the dream, other noise: where they differ, the model is unsure", () => ask("spread")],
   o: ["O", "overlay: the dream over the real picture", () => {
     play.onion = !play.onion;
@@ -814,7 +817,7 @@ function fillHelp() {
   const { classes } = play.hello.actions;
   const driving = classes.length
     ? [[classes.length > 1 ? "1 to 9" : "0 to 9", classes.length > 1 ? "choose which action the arrows change" : "choose the action"], ["arrows", "the choice before or after"], ["while paused", "each choice is one step"]]
-    : [["1 to 9", "choose the dimension that the arrows move"], ["left, right", "that dimension, while held"], ["up, down", "the next dimension, if there is one, while held"], ["Shift + arrow", "move its slider, which stays"], ["drag on a picture", "beside what can be dragged: both dimensions of the arrows at once, while held"]];
+    : [["1 to 9", "choose the dimension that the arrows move"], ["left, right", "that dimension, while held"], ["up, down", "the next dimension, if there is one, while held"], ["Shift + arrow", "move its slider, which stays"], ["drag elsewhere", "moves both dimensions of the arrows, while held"]];
   for (const name of movable(play.now)) driving.push([`drag the ${name}`, "move it, in the simulator or in the dream"]);
   const rows = [...driving, ...Object.values(KEYS).filter(([name]) => name), ["click on a curve", "go to that step; playing on from there deletes later ones"]];
   $("keys").replaceChildren(...rows.flatMap(([name, text]) => [make("dt", { textContent: name }), make("dd", { textContent: text })]));

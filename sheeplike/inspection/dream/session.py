@@ -42,7 +42,7 @@ GAIN = 8  # of the picture of what forced classes change
 CROWD = 8  # dreams with other noise
 RARELY = 4  # a scene is rendered every so many steps while the play cannot keep its rate
 MAX_MOMENTS, MAX_BYTES = 4000, 2**30  # limits of the memory of a play; the oldest moments are dropped
-NO_IMAGES = "the model shows no images: expected pixels/* or depth/* in agent.observations or agent.targets"
+NO_IMAGES = "the model decodes no images: expected agent.decoder=true and pixels/* or depth/* in agent.observations"
 
 
 @dataclass(frozen=True)
