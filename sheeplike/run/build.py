@@ -35,6 +35,7 @@ from sheeplike.monitor.progress import phase
 from sheeplike.nn.compilation import EAGER_CALLS, CannotCompile, is_out_of_memory
 from sheeplike.options import CommandError, InvalidOption
 from sheeplike.ranks import ALONE, Ranks
+from sheeplike.run import signals
 from sheeplike.terminal import text_of, warn
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ def end_ranks(strategy: Any, kind: type | None, *error: object) -> None:
 
 def _watch(processes: list[subprocess.Popen]) -> None:
     """End this process with the status of the first rank that fails: it may wait for that one in a library."""
+    signals.STARTED[:] = processes
 
     def watch() -> None:
         while processes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -28,6 +29,7 @@ HANG_UP = getattr(signal, "SIGHUP", None)
 SAME_REQUEST = 0.5  # seconds within which the same signal is one request: `timeout` and terminals send it twice
 
 Handler = Callable[[int, FrameType | None], object]
+STARTED: list[subprocess.Popen] = []  # ranks that would wait for this process in vain
 
 
 def unblock() -> None:
@@ -47,6 +49,8 @@ def ignore() -> None:
 def end_at_once(signum: int, frame: FrameType | None) -> None:
     """Handle a signal where nothing is to be saved; JAX and others ignore a KeyboardInterrupt in their callbacks."""
     _write(f"{signal.Signals(signum).name}: stopped")
+    for process in STARTED:
+        process.kill()
     os._exit(INTERRUPTED if signum == signal.SIGINT else PREEMPTED)
 
 

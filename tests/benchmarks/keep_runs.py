@@ -23,7 +23,8 @@ def keep(run: Path, place: Path) -> None:
     with (run / METRICS_FILE).open() as rows, (place / METRICS_FILE).open("w") as kept:
         for row in map(json.loads, rows):
             if "eval/return_mean" in row:
-                chosen = {name: value for name, value in row.items() if name in KEPT or name.startswith("eval/")}
+                kinds = ("eval/", "held_out/")
+                chosen = {name: value for name, value in row.items() if name in KEPT or name.startswith(kinds)}
                 kept.write(json.dumps(chosen) + "\n")
 
 
