@@ -57,7 +57,7 @@ def analyze_run(run_dir: Path, config: Config, asked: AnalyzeOptions) -> None:
     step, networks, made = rebuild(run_dir, config, asked)
     model = TrainedModel(networks)
     if not model.world.decoder.keys.spaces:
-        raise CommandError(f"run={asked.run}: the model predicts no observation: expected agent.decoder=true")
+        raise CommandError(f"run={asked.run}: the model predicts nothing: expected agent.targets, or images to decode")
     there = made.single_observation_space.spaces
     keys = [key for key in there if key in {*networks.known.spaces, PRIVILEGED_STATE}]
     played, too_large = {}, (MemoryError, torch.OutOfMemoryError)

@@ -58,8 +58,8 @@ def run(planned: Plan) -> int:
         return experiment.status if "TORCHELASTIC_RUN_ID" in os.environ else 0
     if not experiment.status:
         predicted = getattr(experiment.agent.networks, "predicted", None)
-        inside = ("dream", "analyze") if predicted and predicted.images else ("analyze",)
-        looks = ("eval", *(inside if planned.config.agent.has_world_model else ()))
+        inside = ("dream" if predicted.images else "", "analyze" if predicted.spaces else "") if predicted else ()
+        looks = filter(None, ("eval", *inside))
         info(f"finished: {planned.run_dir}")
         info(*(f"next: python -m sheeplike {shlex.join([command, f'run={planned.run_dir}'])}" for command in looks))
     return experiment.status
