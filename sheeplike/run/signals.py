@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -29,6 +30,7 @@ HANG_UP = getattr(signal, "SIGHUP", None)
 SAME_REQUEST = 0.5  # seconds within which the same signal is one request: `timeout` and terminals send it twice
 
 Handler = Callable[[int, FrameType | None], object]
+_ENDING = threading.Lock()
 STARTED: list[subprocess.Popen] = []  # ranks that would wait for this process in vain
 
 
@@ -48,6 +50,8 @@ def ignore() -> None:
 
 def end_at_once(signum: int, frame: FrameType | None) -> None:
     """Handle a signal where nothing is to be saved; JAX and others ignore a KeyboardInterrupt in their callbacks."""
+    if not _ENDING.acquire(blocking=False):  # the handler and the thread of handle_all_at_once
+        return
     _write(f"{signal.Signals(signum).name}: stopped")
     for process in STARTED:
         process.kill()
@@ -55,10 +59,28 @@ def end_at_once(signum: int, frame: FrameType | None) -> None:
 
 
 def handle_all_at_once() -> None:
-    """Let each signal end the process at once, unless it is ignored or another program handles it."""
+    """Let each signal end the process at once, unless it is ignored or another program handles it.
+
+    A thread does so where the main thread waits in a library, such as for other ranks, and so runs no handler.
+    """
     for signum in SIGNALS:
         if signal.getsignal(signum) in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(signum, end_at_once)
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
+    threading.Thread(target=_listen, args=(reader, writer), name="signals", daemon=True).start()
+
+
+def _listen(reader: socket.socket, writer: socket.socket) -> None:
+    """End the process for a signal that would end it at once; ``writer`` stays open."""
+    while number := reader.recv(1):
+        handler = signal.getsignal(number[0])
+        request = getattr(handler, "__self__", None)
+        starting = isinstance(request, StopRequest) and not request.ready and request._previous(number[0]) is None
+        if starting or handler is end_at_once:
+            end_at_once(number[0], None)
 
 
 class AskedToExit(SystemExit):

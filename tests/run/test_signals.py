@@ -23,6 +23,7 @@ def exits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Statuses with which the process would have ended at once."""
     statuses: list[int] = []
     monkeypatch.setattr(signals.os, "_exit", statuses.append)
+    monkeypatch.setattr(signals, "_ENDING", threading.Lock())
     hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup may have started the tests
     yield statuses
     signal.signal(signal.SIGHUP, hangup)
@@ -162,6 +163,23 @@ def test_a_process_that_is_asked_twice_ends_although_it_hangs() -> None:
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=60) == 128 + signal.SIGTERM
     assert "SIGTERM: saving" in process.stdout.read()
+
+
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, PREEMPTED), (signal.SIGINT, INTERRUPTED)])
+@pytest.mark.parametrize("within", ["nullcontext", "stoppable"])
+def test_a_wait_in_a_library_is_ended(within: str, signum: int, status: int) -> None:
+    code = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from contextlib import nullcontext\nfrom datetime import timedelta\nfrom torch.distributed import TCPStore\n"
+        "from sheeplike.run.signals import handle_all_at_once, stoppable\nhandle_all_at_once()\n"
+        f"with {within}():\n    print('ready', flush=True)\n"
+        "    TCPStore('127.0.0.1', 0, 2, True, timedelta(seconds=100))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(0.5)
+    process.send_signal(signum)
+    assert process.wait(timeout=60) == status
 
 
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, PREEMPTED), (signal.SIGINT, INTERRUPTED)])
