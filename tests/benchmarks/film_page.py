@@ -21,7 +21,7 @@ from playwright.sync_api import Page, sync_playwright
 
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
 FLAGS += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
-VIEW, WIDTH, LASTS = {"width": 1200, "height": 700}, 780, 100  # ms a frame
+VIEW, WIDTH, LASTS = {"width": 1280, "height": 740}, 780, 100  # ms a frame
 
 
 class Film:
@@ -103,6 +103,7 @@ def opened(*arguments: str) -> Iterator[Page]:
             page = browser.new_page(viewport=VIEW, bypass_csp=True, color_scheme="light")
             page.goto(url)
             page.wait_for_function("window.play && play.now")
+            page.click("#guide-done")
             yield page
             browser.close()
     finally:

@@ -141,7 +141,6 @@ def main(directory: str, episodes: str = "10", file: str = "", *arguments: str) 
     with opened(f"to={directory}", *arguments) as page:
         person, start = (Filmed if file else Person)(page), time.monotonic()
         if file:
-            page.click("#guide-done")
             Person(page).tap("t", "!play.now.teaching")  # with to= it is on from the start
             film = Film(page)
         person.sit_down()
