@@ -38,6 +38,7 @@ def program() -> None:
     status = 1
     signals.unblock()
     signals.handle_all_at_once()
+    signals.end_with_launcher()
     try:
         main()
         status = 0

@@ -27,7 +27,7 @@ from sheeplike.options import CommandError, flat
 FLAGS = ("is_first", "is_last", "is_terminal", "terminated", "truncated", "reset", "terminal", "discount")
 ENDS = ("is_terminal", "terminated", "terminal", "discount")
 ROWS = ("observation", "action", "reward", "terminated", "truncated")
-MARKS = ("success", "cut")  # whether an episode succeeded, and whether a world that failed cut it
+MARKS = ("success", "cut")  # facts of an episode: it succeeded; a world that failed cut it
 FACTS = "recording.json"  # what this project writes beside its npz files
 PIP = {
     "minari": "pip install 'sheeplike[minari]'",

@@ -8,9 +8,8 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,13 +54,16 @@ def launch_ranks(config: Config, *, resume: bool) -> tuple[Fabric, Ranks]:
         raise CommandError(f"fabric.devices={asked.devices}: expected one run on several devices in a program")
     limit = timedelta(seconds=asked.timeout)
     strategy = _one_device_per_rank(asked.devices, limit)
-    with ExitStack() as stack, phase("waiting for the other ranks"), as_command_errors(ValueError, RuntimeError):
-        stack.push(partial(end_ranks, strategy))
-        fabric = launch(config, strategy=strategy, num_nodes=asked.num_nodes)
-        hosts = dist.new_group(backend="gloo", timeout=limit)
-        stack.pop_all()
-    ranks = Ranks(fabric.global_rank, fabric.world_size, hosts)
-    check_alike(ranks, f"resume: {resume}\n{to_yaml(config)}")
+    os.environ.setdefault(signals.LAUNCHER, str(os.getpid()))  # for the ranks that are started here
+    try:
+        with phase("waiting for the other ranks"), as_command_errors(ValueError, RuntimeError):
+            fabric = launch(config, strategy=strategy, num_nodes=asked.num_nodes)
+            hosts = dist.new_group(backend="gloo", timeout=limit)
+        ranks = Ranks(fabric.global_rank, fabric.world_size, hosts)
+        check_alike(ranks, f"resume: {resume}\n{to_yaml(config)}")
+    except BaseException as error:
+        end_ranks(strategy, type(error))
+        raise
     return fabric, ranks
 
 
@@ -87,13 +89,13 @@ def end_ranks(strategy: Any, kind: type | None, *error: object) -> None:
         if kind is not None:
             process.kill()
         process.wait()
-    for name in ("LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if processes else ():
-        os.environ.pop(name, None)  # set by the launcher
+    names = ("LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", signals.LAUNCHER)
+    for name in names if processes else ():
+        os.environ.pop(name, None)  # set for the ranks
 
 
 def _watch(processes: list[subprocess.Popen]) -> None:
     """End this process with the status of the first rank that fails: it may wait for that one in a library."""
-    signals.STARTED[:] = processes
 
     def watch() -> None:
         while processes:

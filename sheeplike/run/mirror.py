@@ -79,12 +79,11 @@ class Mirror:
                 return
             for name in _SMALL:
                 write_atomically(self.run_dir / name, self._fs.cat_file(f"{self._root}/{name}"))
-            get = lambda sha256, path: self._fs.get_file(self._file(sha256), str(path))  # noqa: E731
             for step in reversed(self._steps()):
                 ranks = list(enumerate(self._manifests(step)))
                 for rank, text in reversed(ranks):  # it counts once the first rank's part is there
                     if not self._path(step, rank).exists():
-                        checkpoint.install(self._path(step, rank), text, get)
+                        checkpoint.install(self._path(step, rank), text, self._get)
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -115,6 +114,9 @@ class Mirror:
             if found and isinstance(found, list) and all(isinstance(text, str) for text in found):
                 return found
         raise CommandError(f"{self._list(step)}: expected manifests; without it the one before counts")
+
+    def _get(self, sha256: str, path: Path) -> None:
+        self._fs.get_file(self._file(sha256), str(path))
 
     def _file(self, sha256: str) -> str:
         return f"{self._root}/{_FILES}/{sha256}"

@@ -6,10 +6,10 @@ installed before are called: submitit requeues its SLURM job that way.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -31,7 +31,7 @@ SAME_REQUEST = 0.5  # seconds within which the same signal is one request: `time
 
 Handler = Callable[[int, FrameType | None], object]
 _ENDING = threading.Lock()
-STARTED: list[subprocess.Popen] = []  # ranks that would wait for this process in vain
+LAUNCHER = "SHEEPLIKE_LAUNCHER"  # variable with the number of the process that started this rank
 
 
 def unblock() -> None:
@@ -53,9 +53,15 @@ def end_at_once(signum: int, frame: FrameType | None) -> None:
     if not _ENDING.acquire(blocking=False):  # the handler and the thread of handle_all_at_once
         return
     _write(f"{signal.Signals(signum).name}: stopped")
-    for process in STARTED:
-        process.kill()
     os._exit(INTERRUPTED if signum == signal.SIGINT else PREEMPTED)
+
+
+def end_with_launcher() -> None:
+    """End a rank as soon as the process that started it has ended, for which it would wait in vain."""
+    if launcher := os.environ.get(LAUNCHER):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        if os.getppid() != int(launcher):  # it has ended before
+            os._exit(PREEMPTED)
 
 
 def handle_all_at_once() -> None:
@@ -140,6 +146,7 @@ class StopRequest:
         name = signal.Signals(signum).name
         if not self.ready and self._previous(signum) is None:
             end_at_once(signum, frame)  # the worlds and the agent are being built
+            return
         if again and not repeated and not self.settled and self._previous(signum) is None:
             _write(f"{name}: ended at once, as of the last checkpoint")
             os._exit(128 + signum)

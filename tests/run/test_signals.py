@@ -182,6 +182,25 @@ def test_a_wait_in_a_library_is_ended(within: str, signum: int, status: int) -> 
     assert process.wait(timeout=60) == status
 
 
+def test_a_rank_ends_with_the_process_that_started_it() -> None:
+    rank = (
+        "import os, time\nfrom sheeplike.run.signals import end_with_launcher\nend_with_launcher()\n"
+        "print('begun', flush=True)\ntime.sleep(20)\nprint('left alone', flush=True)"
+    )
+    launcher = (
+        "import os, subprocess, sys, time\nfrom sheeplike.run.signals import LAUNCHER\n"
+        f"subprocess.Popen([sys.executable, '-c', {rank!r}], env=os.environ | {{LAUNCHER: str(os.getpid())}})\n"
+        "time.sleep(100)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", launcher], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "begun\n"
+    process.kill()
+    assert process.stdout.read() == ""
+    process.wait()
+    late = subprocess.run([sys.executable, "-c", rank], env=os.environ | {signals.LAUNCHER: "1"}, check=False)
+    assert late.returncode == PREEMPTED
+
+
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, PREEMPTED), (signal.SIGINT, INTERRUPTED)])
 def test_during_the_start_a_signal_ends_the_process(signum: int, status: int, exits: list[int]) -> None:
     with stoppable():

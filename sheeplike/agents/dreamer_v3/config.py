@@ -69,7 +69,8 @@ class DreamerV3Config(AgentConfig):
         "correlating with the encoder's output (R2-Dreamer)",
     )
     actor_gradient: Literal["reinforce", "dynamics", "both"] = Field(
-        "reinforce", description="of the actor: by the scores of its actions, through the model, or a tenth of that"
+        "reinforce",
+        description="gradient of the actor: of its log-probabilities, of returns through the model, or 0.9 and 0.1",
     )
     decoder: bool = Field(
         True,

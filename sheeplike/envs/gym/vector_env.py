@@ -238,7 +238,9 @@ class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
 
 def send(array: np.ndarray, device: torch.device) -> torch.Tensor:
     """Return a tensor of an array as it is now; they share no memory."""
-    return torch.from_numpy(array).to(device, copy=True)
+    host = torch.from_numpy(array)
+    # A copy from pinned memory does not wait for what the GPU still has to do; torch reuses that memory afterwards.
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device, copy=True)
 
 
 def _frame_rate(metadata: Any) -> float:
