@@ -37,7 +37,7 @@ class LoopState:
     def begin(cls, agent: Agent, envs: VectorEnv, seed: int) -> LoopState:
         """Reset the worlds from ``seed``."""
         obs, _ = envs.reset(seed=seed)
-        return cls(agent.player(envs.num_envs), first_step(obs, envs.num_envs))
+        return cls(agent.player(envs.num_envs, explore=True), first_step(obs, envs.num_envs))
 
 
 class Observer(Protocol):

@@ -285,6 +285,8 @@ def make_agent() -> Callable[..., DreamerV3]:
         cameras: Collection[str] = (),
         vectors: dict[str, int] | None = None,
         actions: gymnasium.spaces.Space | int = 2,
+        agent: type[DreamerV3] = DreamerV3,
+        config: type[DreamerV3Config] = DreamerV3Config,
         **options: Any,
     ) -> DreamerV3:
         space = observation_space(cameras, {"state": 5} if vectors is None else vectors)
@@ -292,7 +294,7 @@ def make_agent() -> Callable[..., DreamerV3]:
         run = {"num_envs": 3} | {name: options.pop(name) for name in RUN & options.keys()}
         defaults = {"size": TINY, "observations": ("*",), "batch_size": 4, "batch_length": 6, "learning_starts": 0}
         defaults |= {"replay_size": 3 * 60, "imagination_length": 3, "warmup": 0}
-        return DreamerV3(space, actions, DreamerV3Config(**(defaults | options)), **run)
+        return agent(space, actions, config(**(defaults | options)), **run)
 
     return make
 

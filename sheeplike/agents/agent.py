@@ -112,8 +112,12 @@ class Agent(Protocol):
     generator: torch.Generator
     observed: Collection[str]
 
-    def player(self, num_envs: int) -> Player:
-        """Return a fresh player; training and evaluation never share one."""
+    def player(self, num_envs: int, *, explore: bool = False) -> Player:
+        """Return a fresh player; training and evaluation never share one.
+
+        Args:
+            explore: for training; an agent may collect with another policy than the one that is evaluated.
+        """
         return self.networks.player(num_envs)
 
     def add(self, step: Step) -> None:

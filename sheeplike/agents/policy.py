@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from gymnasium import spaces
@@ -81,18 +82,24 @@ class PolicyNetworks(nn.Module):
         """Return the observations that :meth:`act` takes, in a fixed order."""
         return {key: obs[key] for key in self.observations}
 
-    def player(self, num_envs: int) -> Player:
-        """Return a player for ``N`` worlds; it shares these networks and nothing else."""
-        return Player(self, num_envs)
+    def player(self, num_envs: int, **chosen: Any) -> Player:
+        """Return a player for ``N`` worlds; it shares these networks and nothing else.
+
+        Args:
+            chosen: further arguments of :meth:`act`.
+        """
+        return Player(self, num_envs, **chosen)
 
 
 class Player:
     """Actor in ``N`` worlds; ``extras`` belong to the last step."""
 
-    def __init__(self, networks: PolicyNetworks, num_envs: int) -> None:
+    def __init__(self, networks: PolicyNetworks, num_envs: int, **chosen: Any) -> None:
         self.networks, self.state, self.extras = networks, networks.initial(num_envs), {}
-        acts = {sample: partial(networks.act, sample=sample) for sample in (False, True)}
-        self.steps = {sample: networks.compiled.shared_step((num_envs, sample), act) for sample, act in acts.items()}
+        self.steps = {}
+        for sample in (False, True):
+            act = partial(networks.act, sample=sample, **chosen)
+            self.steps[sample] = networks.compiled.shared_step((num_envs, sample, *chosen.values()), act)
 
     @torch.no_grad()
     def act(self, obs: Mapping[str, Tensor], is_first: Tensor, *, sample: bool = True) -> Tensor:

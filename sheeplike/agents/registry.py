@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from sheeplike import entry_points
 from sheeplike.agents.config import AgentConfig
-from sheeplike.agents.dreamer_v3.config import DreamerV3Config
+from sheeplike.agents.dreamer_v3.config import DreamerV3Config, Plan2ExploreConfig
 from sheeplike.agents.ppo.config import PPOConfig
 from sheeplike.options import InvalidOption, nearest
 
@@ -41,6 +41,7 @@ class AgentSpec(NamedTuple):
 
 _BUILT_IN = {
     "dreamer_v3": AgentSpec(DreamerV3Config, "sheeplike.agents.dreamer_v3.agent:DreamerV3"),
+    "plan2explore": AgentSpec(Plan2ExploreConfig, "sheeplike.agents.dreamer_v3.plan2explore:Plan2Explore"),
     "ppo": AgentSpec(PPOConfig, "sheeplike.agents.ppo.agent:PPO"),
 }
 

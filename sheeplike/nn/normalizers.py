@@ -30,6 +30,10 @@ class PercentileScale(nn.Module):
         places = [percentile * (len(ordered) - 1) for percentile in self.percentiles]
         found = [ordered[math.floor(place)].lerp(ordered[math.ceil(place)], place % 1) for place in places]
         self.range.lerp_(torch.stack(found), self.rate)
+        return self.current()
+
+    def current(self) -> Tensor:
+        """Return the scale as it is."""
         return (self.range[1] - self.range[0]).clamp_min(self.limit)
 
 

@@ -256,7 +256,7 @@ def warm_up(config: Config, train_envs: VectorEnv, agent: Agent) -> float:
         step_seconds = time_envs(train_envs)
     label = "first run of the policy" if config.compile == "off" else "compiling the policy"
     with phase(label), as_command_errors(CannotCompile):
-        obs, player = train_envs.reset(seed=0)[0], agent.player(train_envs.num_envs)
+        obs, player = train_envs.reset(seed=0)[0], agent.player(train_envs.num_envs, explore=True)
         step = first_step(obs, train_envs.num_envs)
         for _ in range(EAGER_CALLS + 1):  # until acting is compiled, and captured on a GPU
             player.act(step.obs, step.is_first)

@@ -22,7 +22,7 @@ import torch
 
 from sheeplike import checkpoint, terminal
 from sheeplike.config.compose import start_of
-from sheeplike.config.errors import as_command_errors
+from sheeplike.config.errors import as_command_errors, expand
 from sheeplike.config.saved import to_yaml
 from sheeplike.config.schema import LOGGERS, headlines, to_data
 from sheeplike.host import choose_gpu
@@ -35,6 +35,7 @@ from sheeplike.run import data, snapshot
 from sheeplike.run.build import build_envs, describe, end_ranks, explain_oom, launch_ranks, make_agent, warm_up
 from sheeplike.run.evaluation import Evaluator
 from sheeplike.run.guards import Halted, NonFiniteGuard, RunAheadLimit, Watchdog
+from sheeplike.run.layout import config_file
 from sheeplike.run.mirror import FINISHING, STOPPING
 from sheeplike.run.recorder import Recorder
 from sheeplike.run.run_dir import Plan, plan
@@ -93,6 +94,9 @@ class Experiment:
             data.check(planned.config.data)
         self._asked, self.run_dir = planned.config, planned.run_dir
         self.config = config = self._asked.whole()  # numbers of all ranks together
+        earlier = None if planned.resume else getattr(config.agent, "from_", None)
+        if earlier is not None:
+            config_file(expand(earlier), "agent.from")  # raises if there is no such run
         begun = time.monotonic()
         with as_command_errors(ValueError):
             sinks = [LOGGERS.load(name, Sink) for name in dict.fromkeys(config.logger)]
@@ -121,6 +125,8 @@ class Experiment:
                 stack.callback(self.envs.close)
                 self.agent = make_agent(own, self.envs, fabric, self.ranks)
                 self.ranks.copy_first(self.agent.networks.state_dict().values())
+                if earlier is not None:
+                    snapshot.begin_with(expand(earlier), self.agent)
                 data.load(config, self.agent, self.envs, resumed=saved is not None)
                 step_seconds = warm_up(own, self.envs, self.agent)
                 self.evaluator = Evaluator(own, self.agent, fabric.device, self.ranks)

@@ -127,6 +127,25 @@ def _read_shares(run_dir: Path, config: Config, ranks: Ranks) -> tuple[dict[str,
     raise checkpoint.Corrupt(f"{run_dir}: no checkpoint has all shares; expected another run_dir")
 
 
+def begin_with(run_dir: Path, agent: Agent) -> None:
+    """Let a new agent begin with networks and replay of another run, from its newest whole checkpoint."""
+    with phase("reading the run to begin with"), as_command_errors(checkpoint.Corrupt, FileNotFoundError):
+        meta, parts = checkpoint.load_latest(run_dir / CHECKPOINTS)
+    if meta.get("ranks", 1) > 1 or "memory" not in parts:
+        raise CommandError(f"agent.from={run_dir}: expected a run of one rank that was saved with its replay")
+    try:
+        agent.begin_with(parts["agent"] | parts["memory"])
+        if checkpoint.HISTORY in parts:
+            parts[checkpoint.HISTORY].copy_to(agent.history)
+    except MISMATCH_ERRORS as error:
+        if is_out_of_memory(error):
+            raise
+        expected = "expected a run with the same worlds, observations, model and agent.replay_size"
+        raise CommandError(f"agent.from={run_dir}: {first_sentence(error)}; {expected}") from error
+    agent.history.chunks = []  # those files are the other run's
+    info(f"begins with the networks of {run_dir} at {meta['step']:,} policy steps, and its replay")
+
+
 def forbidden_changes(changed: Mapping[str, tuple[Any, Any]]) -> str | None:
     """Return a clause about changes that only an edit of ``config.yaml`` can have made; None if there are none."""
     refused = {key: values for key, values in changed.items() if not may_change(key)}
@@ -217,7 +236,7 @@ def restore(
     recorder.metrics.load_state_dict(monitor["metrics"])
     recorder.latest = {str(name): float(value) for name, value in monitor["latest"].items()}
     recorder.skipped = 0.0
-    player = agent.player(envs.num_envs)
+    player = agent.player(envs.num_envs, explore=True)
     player.load_state_dict(loop["player"])
     step = _step(loop["step"], envs)
     if not envs.exact_resume:

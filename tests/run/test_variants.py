@@ -8,16 +8,19 @@ import pytest
 import torch
 
 import sheeplike
+from sheeplike.options import CommandError
 
 VARIANTS = (
     "agent.representation=barlow",
     "agent.actor_gradient=dynamics",
     "agent.actor_gradient=both",
+    "exp=plan2explore",
 )
 
 
 def run(place: Path, *overrides: str) -> sheeplike.Experiment:
-    job = ("exp=dreamer_v3", "env=line", "profile=cpu", "dry_run=true", "compile=off", "total_steps=96")
+    exp = () if any(override.startswith("exp=") for override in overrides) else ("exp=dreamer_v3",)
+    job = (*exp, "env=line", "profile=cpu", "dry_run=true", "compile=off", "total_steps=96")
     job = (*job, "agent.observations=[state]", "agent.replay_ratio=0.25", "eval.every=null", "video_every=null")
     return sheeplike.init(*job, f"run_dir={place}", *overrides)
 
@@ -35,3 +38,33 @@ def test_resume_is_exact(variant: str, tmp_path: Path) -> None:
         second.iterate()
         for name, value in second.agent.networks.state_dict().items():
             assert torch.equal(value, expected[name]), name
+
+
+@pytest.mark.usefixtures("line")
+def test_a_task_begins_with_an_explored_model_and_its_replay(tmp_path: Path) -> None:
+    with run(tmp_path / "explored", "exp=plan2explore") as explored:
+        explored.iterate()
+        learnt, stored = explored.agent.networks.state_dict(), explored.agent.replay.storage
+    begin = f"agent.from={tmp_path / 'explored'}"
+    with run(tmp_path / "task", begin) as task:
+        for name, value in task.agent.networks.state_dict().items():
+            assert torch.equal(value, learnt[name]), name
+        for name, value in task.agent.replay.storage.items():
+            assert torch.equal(value, stored[name]), name
+        assert len(task.agent.replay) == 96
+        task.iterate(64)
+    with run(tmp_path / "task", "resume=auto", begin) as task:
+        assert task.policy_steps == 64, "a resumed run does not begin again"
+        assert len(task.agent.replay) == 96 + 64
+        task.iterate()
+        assert task.finished
+
+
+@pytest.mark.usefixtures("line")
+def test_a_run_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    with run(tmp_path / "explored", "exp=plan2explore") as explored:
+        explored.iterate()
+    for place, others in (("explored", ("env.num_envs=4",)), ("explored", ("agent.size=12m",)), ("nothing", ())):
+        with pytest.raises(CommandError, match=r"agent\.from="):
+            run(tmp_path / "task", f"agent.from={tmp_path / place}", *others)
+        assert not (tmp_path / "task").exists()

@@ -118,6 +118,7 @@ def imagination_loss(
     return_lambda: float,
     entropy_scale: float,
     slow_scale: float = 1.0,
+    update_scale: bool = True,
     reinforced: ActionDistribution | None = None,
     through: TwoHot | None = None,
     dynamics: float = 0.0,
@@ -130,6 +131,7 @@ def imagination_loss(
             the episode goes on times the discount of the horizon, so the discount here is 1.
         policy, value, slow_value: distributions over the ``(B, I + 1)`` states.
         scale: range of returns; updated here. None: the range will be that of all ranks, and is not known yet.
+        update_scale: False leaves the range as it is.
         reinforced: without a scale, ``policy`` from a copy of its parameters, which takes the gradient of REINFORCE.
         through: ``value`` with the gradient of the imagined features, as ``reward`` and ``cont`` then have it too.
         dynamics: share of that gradient, of the advantage; the rest is REINFORCE (Hafner et al., 2021, "Mastering Atari
@@ -160,7 +162,7 @@ def imagination_loss(
         losses["policy"] = -weight * (entropy_scale * entropy)
         about_returns = {"returns": torch.stack([ret, error])}
     else:
-        spread = scale.update(ret)
+        spread = scale.update(ret) if update_scale else scale.current()
         score = log_prob * (error / spread)
         score = score if advantage is None else advantage / spread + (1 - dynamics) * score
         losses["policy"] = -weight * (score + entropy_scale * entropy)

@@ -245,7 +245,7 @@ class DreamerV3(Agent):
 
     def _learn(self, envs: Tensor, starts: Tensor, fetched: dict[str, Tensor]) -> dict[str, Tensor]:
         """Learn from the sequences of :meth:`SequenceReplay.fetch`."""
-        before = self.actor_critic.return_scale.range.clone()
+        before = self._return_ranges()
         data, _, times = self.sampled.gather(envs, starts, fetched)
         means, metrics, fresh = self._differentiate(data)
         # An infinite reward has a finite loss (the last bin's), so rewards are checked too.
@@ -281,7 +281,7 @@ class DreamerV3(Agent):
         means: dict[str, Tensor],
         metrics: dict[str, Tensor],
         finite: Tensor,
-        returns_before: Tensor,
+        returns_before: list[Tensor],
     ) -> dict[str, Tensor]:
         """Make the step that the gradients ask for, or skip it if a number was not finite; return all metrics."""
         norms = self._gradient_norms()
@@ -291,9 +291,10 @@ class DreamerV3(Agent):
         metrics["opt/learning_rate"] = self.optimizer.learning_rate()
         self.optimizer.found_inf = skip
         self.optimizer.step()
-        update_slow(self.actor_critic.slow_value, self.actor_critic.value, self.config.slow_critic_rate, skip)
-        returns = self.actor_critic.return_scale.range
-        returns.copy_(torch.where(finite, returns, returns_before))
+        for behaviour, before in zip(self.networks.behaviours.values(), returns_before, strict=True):
+            update_slow(behaviour.slow_value, behaviour.value, self.config.slow_critic_rate, skip)
+            returns = behaviour.return_scale.range
+            returns.copy_(torch.where(finite, returns, before))
         # These latents are one update old, but newer than those stored.
         fresh = {name: torch.where(finite, value, stored[name]) for name, value in fresh.items()}
         self.sampled.write_back(envs, times[:, CONTEXT:], fresh)
@@ -352,7 +353,7 @@ class DreamerV3(Agent):
     ) -> dict[str, Tensor]:
         """Make the step from the sum of all ranks' ``flat``, and their ``returns (ranks, 2, B, I)``."""
         policy, scaling = list(self.actor_critic.policy.parameters()), self.actor_critic.return_scale
-        before, (ret, error) = scaling.range.clone(), returns.transpose(0, 1).flatten(1)
+        before, (ret, error) = self._return_ranges(), returns.transpose(0, 1).flatten(1)
         spread = scaling.update(ret)
         owners, number = [*self._shared, *policy], sum(map(len, self._names))
         *gradients, sums, counts, nonfinite = flat.split([*(p.numel() for p in owners), number, number, 1])
@@ -555,6 +556,9 @@ class DreamerV3(Agent):
         """Return the stored latent ``(B, ...)`` from which the trained part of sequences begins."""
         return unpack_latent(*(data[name][:, CONTEXT - 1] for name in LATENTS), self.world_model.rssm.classes)
 
+    def _return_ranges(self) -> list[Tensor]:
+        return [behaviour.return_scale.range.clone() for behaviour in self.networks.behaviours.values()]
+
     def _gradient_norms(self) -> dict[str, Tensor]:
         parts = {name: module for name, module in self.networks.named_children() if name != "actor_critic"}
         parts |= {"actor": self.actor_critic.policy, "critic": self.actor_critic.value}
@@ -580,6 +584,22 @@ class DreamerV3(Agent):
         if self.recorded is not None:  # its frames are read again; only the latents have changed
             state["recorded"] = self.recorded.state_dict(history=False)
         return state | ({"replay": self.replay.state_dict(history=history)} if replay else {})
+
+    def begin_with(self, state: Mapping[str, Any]) -> None:
+        """Take networks and replay from the :meth:`state_dict` of another run; the steps of ``history`` may follow.
+
+        Networks that only one of them has are left as they are; the optimizer begins anew.
+
+        Raises:
+            ValueError: weights, worlds, sizes or observations differ.
+        """
+        own = self.networks.state_dict()
+        known = {name: value for name, value in state["modules"].items() if name in own}
+        for name, value in known.items():
+            if value.shape != own[name].shape:
+                raise ValueError(f"{name} is {tuple(value.shape)}, expected {tuple(own[name].shape)}")
+        self.networks.load_state_dict(own | known)
+        self.replay.load_state_dict(state["replay"])
 
     @staticmethod
     def _digest(ring: SequenceReplay) -> str:

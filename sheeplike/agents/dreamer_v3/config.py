@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field
 
 from sheeplike.agents.config import AgentConfig
-from sheeplike.options import HEADLINE, INCIDENTAL, RESUMABLE, InvalidOption, Options
+from sheeplike.options import CONDITION, HEADLINE, INCIDENTAL, RESUMABLE, InvalidOption, Options
 
 CONTEXT = 1  # replayed steps before each training sequence; the last one's stored latent initialises the RSSM
 WRITE_HEAD = 1  # steps at the write head that no sequence may span: it would join old and new steps
@@ -53,6 +53,11 @@ class DreamerV3Config(AgentConfig):
     """Options of :class:`~sheeplike.agents.dreamer_v3.agent.DreamerV3`."""
 
     name: Annotated[Literal["dreamer_v3"], HEADLINE] = Field("dreamer_v3", description="the algorithm")
+    from_: Annotated[str | None, CONDITION] = Field(
+        None,
+        alias="from",
+        description="directory of a run, such as one of plan2explore, whose networks and replay this run begins with",
+    )
     targets: tuple[str, ...] = Field(
         (),
         description="glob patterns of observations that the model predicts but does not see, such as privileged_state; "
@@ -174,6 +179,8 @@ class DreamerV3Config(AgentConfig):
         return self.replace(learning_starts=starts)
 
     def divide(self, ranks: int, num_envs: int) -> Self:
+        if self.from_ is not None:
+            raise InvalidOption("fabric.devices", ranks, "1, beside agent.from", 1)
         if self.batch_size % ranks:
             nearest = max(round(self.batch_size / ranks), 1) * ranks
             raise InvalidOption("agent.batch_size", self.batch_size, f"a multiple of the {ranks} ranks", nearest)
@@ -194,3 +201,34 @@ class DreamerV3Config(AgentConfig):
     def _smallest_replay(self, num_envs: int) -> int:
         """Return the policy steps after which the replay can serve a batch."""
         return max(num_envs * (self.batch_length + CONTEXT), min(self.batch_size * self.batch_length, self.replay_size))
+
+
+class ExplorerScales(LossScales):
+    """Weight of each loss of Plan2Explore."""
+
+    ensemble: float = Field(1.0, ge=0, le=1e6, description="predictions of the next latent")
+    explorer_policy: float = Field(1.0, ge=0, le=1e6, description="loss of the explorer's actor")
+    explorer_value: float = Field(1.0, ge=0, le=1e6, description="critic of the explorer's bonus")
+
+
+class Plan2ExploreConfig(DreamerV3Config):
+    """Options of :class:`~sheeplike.agents.dreamer_v3.plan2explore.Plan2Explore`."""
+
+    name: Annotated[Literal["plan2explore"], HEADLINE] = Field("plan2explore", description="the algorithm")
+    explore_scale: Annotated[float, HEADLINE] = Field(
+        1.0, ge=0, le=1, description="share of the bonus in the explorer's advantage; the rest is the task's reward"
+    )
+    explore_steps: int | None = Field(
+        None, ge=1, description="policy steps over which explore_scale falls to 0; null: it stays"
+    )
+    members: int = Field(8, ge=2, le=64, description="networks whose disagreement is the bonus")
+    loss_scales: ExplorerScales = Field(ExplorerScales(), description="weight of each loss")
+
+    def share_at(self, policy_steps: int) -> float:
+        """Return the share of the bonus after ``policy_steps``."""
+        if self.explore_steps is None:
+            return self.explore_scale
+        return self.explore_scale * max(1 - policy_steps / self.explore_steps, 0.0)
+
+    def divide(self, ranks: int, num_envs: int) -> Self:
+        raise InvalidOption("fabric.devices", ranks, f"1, since {self.name} learns on one device", 1)

@@ -46,6 +46,11 @@ class DreamerNetworks(PolicyNetworks):
         for name, module in self.make_modules().items():
             self.add_module(name, module)
 
+    @property
+    def behaviours(self) -> dict[str, ActorCritic]:
+        """Return policies with their values by name; ``task`` is the one that is evaluated."""
+        return {"task": self.actor_critic}
+
     def make_modules(self) -> dict[str, nn.Module]:
         """Return the networks by name."""
         world_model = WorldModel(self.keys, self.codec.width, self.config, predicted=self.predicted)
@@ -59,20 +64,32 @@ class DreamerNetworks(PolicyNetworks):
 
     @torch.no_grad()
     def act(
-        self, state: Mapping[str, Tensor], obs: Mapping[str, Tensor], is_first: Tensor, *, sample: bool = True
+        self,
+        state: Mapping[str, Tensor],
+        obs: Mapping[str, Tensor],
+        is_first: Tensor,
+        *,
+        sample: bool = True,
+        behaviour: str = "task",
     ) -> tuple[dict[str, Tensor], Tensor, dict[str, Tensor]]:
         """Update the latent with the observation and choose; the authors evaluate with ``sample=True`` too."""
         latent = Latent(state["deter"], state["stoch"])
         with self.autocast():
-            latent, action = self._act(latent, state["action"], obs, is_first, sample)
+            latent, action = self._act(latent, state["action"], obs, is_first, sample, behaviour)
         state = {"deter": latent.deter, "stoch": latent.stoch, "action": action}
         return state, self.codec.to_env(action), pack_latent(latent)
 
     def _act(
-        self, latent: Latent, action: Tensor, obs: Mapping[str, Tensor], is_first: Tensor, sample: bool
+        self,
+        latent: Latent,
+        action: Tensor,
+        obs: Mapping[str, Tensor],
+        is_first: Tensor,
+        sample: bool,
+        behaviour: str = "task",
     ) -> tuple[Latent, Tensor]:
         step = {key: value.unsqueeze(1) for key, value in obs.items()}
         latent, *_ = self.world_model.observe(latent, action.unsqueeze(1), step, is_first.unsqueeze(1))
         latent = latent.map(lambda x: x.squeeze(1))
-        policy = self.actor_critic.policy(latent.features)
+        policy = self.behaviours[behaviour].policy(latent.features)
         return latent, policy.sample() if sample else policy.mode()
