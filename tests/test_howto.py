@@ -66,7 +66,7 @@ def test_every_command_asks_for_something_that_exists(
     """Composed and checked, not trained; ``resume=`` needs a run, and the tasks of a page need that page's file."""
     arguments = shlex.split(command.partition("python -m sheeplike ")[2])
     # Composed in test_howto_packages.py and test_howto_dreamer.py.
-    made = {"reach", "catch", "linear", "dots", "inverse", "patches", "curious", "plain_adam"}
+    made = {"reach", "catch", "linear", "dots", "inverse", "patches", "plain_adam"}
     keys = ("exp", "env", "agent", "env.renderer")
     made &= {value for key, _, value in (word.partition("=") for word in arguments) if key in keys}
     if any(argument.startswith("resume=") for argument in arguments) or made:

@@ -22,7 +22,7 @@ from sheeplike.config.sources import Sources
 
 PAGE = "change_dreamer.md"
 TEXT = (Path(__file__).parents[1] / "howto" / PAGE).read_text(encoding="utf-8")
-AGENTS = {"inverse": "Inverse", "patches": "Patches", "curious": "Curious", "plain_adam": "PlainAdam"}
+AGENTS = {"inverse": "Inverse", "patches": "Patches", "plain_adam": "PlainAdam"}
 TINY = Size(deter=64, hidden=16, classes=4, depth=2, units=16)
 SEEN = {
     "pixels/front": spaces.Box(0, 255, (48, 48, 3), np.uint8),
@@ -58,7 +58,7 @@ def changed(before, module):
 
 def test_every_command_on_the_page_composes(installed):
     found = [shlex.split(words) for words in re.findall(r"^python -m sheeplike (.+)$", TEXT, re.MULTILINE)]
-    assert len(found) == 8
+    assert len(found) == 9
     assert {name for words in found for name in AGENTS if {f"exp={name}", f"agent={name}"} & set(words)} == set(AGENTS)
     for words in found:
         if "--help" not in words:
@@ -68,9 +68,8 @@ def test_every_command_on_the_page_composes(installed):
 def test_a_process_of_its_own_lists_and_explains_them(installed, tmp_path):
     listed = installed.run("--help", place=tmp_path).stdout
     assert all(f"  agent={name:<18} my-dreamers 0.1\n" in listed for name in AGENTS)
-    explained = installed.run("train", "--help", "agent=curious", place=tmp_path).stdout
-    assert "agent.curiosity" in explained
-    assert "agent.loss_scales.ensemble" in explained
+    explained = installed.run("train", "--help", "agent=patches", place=tmp_path).stdout
+    assert "agent.patch_width" in explained
     refused = installed.run("exp=inverse", "env=franka_pick", "agent.loss_scales.invers=1", place=tmp_path)
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "nearest: agent.loss_scales.inverse" in refused.stderr
@@ -164,33 +163,6 @@ def test_the_patches_are_what_the_model_sees(make, play):
     assert 0 < (difference > 0).sum() <= 4, "one pixel is in one patch"
 
 
-@pytest.mark.slow
-def test_curiosity_is_disagreement_and_fades(make, play):
-    agent = make("curious")
-    play(agent, 30)
-    features = torch.randn(3, 4, agent.world_model.rssm.features)
-    actions = torch.randn(3, 4, 2)
-    plain = agent.world_model.reward(features).pred()
-    extra = agent.imagined_reward(features, actions) - plain
-    assert extra.shape == (3, 4)
-    assert (extra[:, 0] == 0).all(), "nothing was done to get to the first state"
-    assert (extra[:, 1:] > 0).all()
-    replayed = agent.replay.sample(4).data
-
-    def disagreement():
-        with torch.no_grad():
-            _, _, states = agent.losses(replayed)
-            predicted = agent.predict_next(states.features[:, :-1], replayed["action"][:, 1:-1])
-            return float(predicted.var(0).sum(-1).mean())
-
-    before = disagreement()
-    for _ in range(60):
-        agent.update()
-    assert disagreement() < 0.5 * before
-    losses, _, posterior = agent.losses(replayed)
-    assert torch.autograd.grad(losses["ensemble"].sum(), posterior.deter, allow_unused=True)[0] is None
-
-
 def test_adam_clips_the_whole_gradient(make, play):
     agent = make("plain_adam", max_grad_norm=1e-3)
     play(agent, 20)
@@ -201,15 +173,14 @@ def test_adam_clips_the_whole_gradient(make, play):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["patches", "curious"])
+@pytest.mark.parametrize("name", ["patches"])
 def test_a_whole_run(name, installed, tmp_path, monkeypatch):
     """Trained, saved, evaluated, exported, and looked into."""
     run = ["exp=" + name, "env=cartpole_balance", "dry_run=true", f"run_dir={tmp_path}/run", "logger=[]"]
     done = installed.run(*run, place=tmp_path)
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    loss = {"inverse": "loss/inverse", "curious": "loss/ensemble"}.get(name, "loss/reward")
-    assert any(row.get(loss) is not None for row in rows)
+    assert any(row.get("loss/reward") is not None for row in rows)
     done = installed.run("export", f"run={tmp_path}/run", f"to={tmp_path}/out", place=tmp_path)
     assert done.returncode == 0, done.stderr
     model = sheeplike.load(tmp_path / "out")
