@@ -196,11 +196,11 @@ class Bernoulli:
 
 
 class TwoHotBins(nn.Module):
-    """Bins of a symexp two-hot distribution: exactly symmetric, exponentially spaced, up to 4.85e8."""
+    """Bins of a symexp two-hot distribution: exactly symmetric, exponentially spaced, up to 4.85e8 times ``unit``."""
 
-    def __init__(self, bins: int = 255) -> None:
+    def __init__(self, bins: int = 255, unit: float = 1.0) -> None:
         super().__init__()
-        half = symexp(torch.linspace(-20, 0, (bins - 1) // 2 + 1, dtype=torch.float32))
+        half = symexp(torch.linspace(-20, 0, (bins - 1) // 2 + 1, dtype=torch.float32)) * unit
         self.register_buffer("values", torch.cat([half, -half[:-1].flip(0)]), persistent=False)
 
     def forward(self, logits: Tensor) -> TwoHot:

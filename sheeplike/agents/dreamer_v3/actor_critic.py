@@ -46,11 +46,11 @@ class ActorCritic(nn.Module):
         super().__init__()
         units = config.widths.units
         self.policy = Policy(features, codec, units, unimix=config.policy_unimix)
-        self.value = TwoHotHead(features, units, layers=3)
+        self.value = TwoHotHead(features, units, layers=3, unit=1 / config.reward_scaling)
         # It starts with the same weights. It regularises the fast critic and is no target network.
-        self.slow_value = TwoHotHead(features, units, layers=3).requires_grad_(False)
+        self.slow_value = TwoHotHead(features, units, layers=3, unit=1 / config.reward_scaling).requires_grad_(False)
         self.slow_value.load_state_dict(self.value.state_dict())
-        self.return_scale = PercentileScale()
+        self.return_scale = PercentileScale(limit=1 / config.reward_scaling)
 
     def imagine(self, rssm: RSSM, start: Latent, length: int, policy: Policy | None = None) -> tuple[Tensor, Tensor]:
         """Roll the policy out in the model from ``start (B, ...)``.

@@ -92,12 +92,16 @@ class Decoder(nn.Module):
 
 
 class TwoHotHead(nn.Module):
-    """Features ``(..., F)`` to a symexp two-hot distribution that predicts exactly 0.0 at initialisation."""
+    """Features ``(..., F)`` to a symexp two-hot distribution that predicts exactly 0.0 at initialisation.
 
-    def __init__(self, inputs: int, units: int, layers: int, bins: int = 255) -> None:
+    Args:
+        unit: of what is predicted; the bins are as fine as if it were 1.
+    """
+
+    def __init__(self, inputs: int, units: int, layers: int, unit: float = 1.0, bins: int = 255) -> None:
         super().__init__()
         self.net = nn.Sequential(MLP(inputs, units, layers), Linear(units, bins, scale=0.0))
-        self.bins = TwoHotBins(bins)
+        self.bins = TwoHotBins(bins, unit)
 
     def forward(self, features: Tensor) -> TwoHot:
         return self.bins(self.net(features))
@@ -158,7 +162,7 @@ class WorldModel(nn.Module):
             self.decoder = Decoder(predicted, deter=size.deter, stoch=flat, depth=size.depth, units=size.units)
         if not self.reconstructs:
             self.projector = Linear(self.rssm.features, self.encoder.outputs)
-        self.reward = TwoHotHead(self.rssm.features, size.units, layers=1)
+        self.reward = TwoHotHead(self.rssm.features, size.units, layers=1, unit=1 / config.reward_scaling)
         self.cont = ContinueHead(self.rssm.features, size.units)
 
     def observe(

@@ -154,3 +154,21 @@ def test_the_model_in_which_it_learns_keeps_the_weights_of_the_model(make) -> No
         for (name, ours), theirs in zip(twin.named_parameters(), own.parameters(), strict=True):
             assert torch.equal(ours, theirs), name
             assert ours.grad is None
+
+
+# --- scaled rewards ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("actor_gradient", ["reinforce", "both"])
+def test_scaled_rewards_are_learnt_as_rewards_that_come_scaled(make, actor_gradient: str) -> None:
+    found = []
+    for factor in (8.0, 1.0):
+        torch.manual_seed(0)
+        agent = make(reward_scaling=factor, actor_gradient=actor_gradient)
+        agent.replay.storage["reward"].mul_(4 / factor)
+        found.append(agent.update())
+    for name, value in found[0].items():
+        if name.startswith(("loss/", "grad_norm/")):
+            torch.testing.assert_close(value, found[1][name], rtol=1e-4, atol=1e-5)
+    for name in ("wm/imagined_reward", "critic/value", "actor/imagined_return", "actor/return_scale"):
+        torch.testing.assert_close(8 * found[0][name], found[1][name], rtol=1e-4, atol=1e-5)
