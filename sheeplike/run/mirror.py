@@ -82,8 +82,13 @@ class Mirror:
             for step in reversed(self._steps()):
                 ranks = list(enumerate(self._manifests(step)))
                 for rank, text in reversed(ranks):  # it counts once the first rank's part is there
-                    if not self._path(step, rank).exists():
+                    if self._path(step, rank).exists():
+                        continue
+                    try:
                         checkpoint.install(self._path(step, rank), text, self._get)
+                    except checkpoint.Corrupt:
+                        expected = "expected the files that it lists; without it the one before counts"
+                        raise CommandError(f"{self._list(step)}: {expected}") from None
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
