@@ -88,7 +88,8 @@ class Mirror:
                         checkpoint.install(self._path(step, rank), text, self._get)
                     except checkpoint.Corrupt:
                         expected = "expected the files that it lists; without it the one before counts"
-                        raise CommandError(f"{self._list(step)}: {expected}") from None
+                        place = f"{self.url}/{CHECKPOINTS}/step_{step:012d}.json"
+                        raise CommandError(f"checkpoint.mirror: {place}: {expected}") from None
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
