@@ -86,7 +86,7 @@ def play(listening: socket, recordings: Path, config: Config, asked: DreamOption
             session = Session(world, model, seed=asked.seed, demos=demos)
             session.tick()
         if world.positions:
-            label = f"playing {overlay.EPISODES} episodes, to find where the model keeps positions"
+            label = f"playing {overlay.EPISODES} episodes, to learn how the latents change with positions"
             several = envs.simulated(config.env.name)  # a world of another package may exist only once
             opened = closing(build_envs(config, overlay.EPISODES, fabric.device)) if several else nullcontext(world)
             with opened as worlds, phase(label):

@@ -125,7 +125,7 @@ class Data(Options):
     """Recorded episodes to learn from."""
 
     path: str | None = Field(
-        None, min_length=1, description="directory or file of recorded episodes; they fill the replay before the run"
+        None, min_length=1, description="directory or file of recorded episodes, put into the replay before the run"
     )
     format: Literal["npz", "parquet", "minari", "lerobot"] | None = Field(
         None, description="layout of the files; null: found out"
@@ -133,7 +133,7 @@ class Data(Options):
     keys: dict[str, str] = Field({}, description="observation to its name in the files, such as {pixels/front:image}")
     episodes: int | None = Field(None, ge=1, le=10**9, description="episodes to take, the first ones; null: all")
     fraction: float | None = Field(
-        None, gt=0, lt=1, description="share of every batch that comes from these episodes; null: as old as any other"
+        None, gt=0, lt=1, description="share of every batch from these episodes; null: as likely as others"
     )
     updates: Annotated[int | None, RESUMABLE, INCIDENTAL] = Field(
         None, ge=1, le=10**12, description="gradient steps, and the steps of all intervals, with total_steps=0"

@@ -170,7 +170,7 @@ class Experiment:
 
     def _restore(self, saved: snapshot.Saved) -> LoopState:
         if not self.envs.exact_resume:
-            warn("this resume is approximate: other people's environments cannot be saved; new episodes begin")
+            warn("this resume is approximate: these environments cannot be saved; new episodes begin")
         with snapshot.checkpoint_mismatch(self.run_dir):
             run = self.config, self.agent, self.envs, self.recorder, self.ranks
             state = snapshot.restore(saved.parts, saved.step, *run)

@@ -148,7 +148,7 @@ class Places:
                 rate /= 2
         remarks = [f"the dream cannot lift the {name}: it slides on the ground"] if lifts else []
         if not torch.allclose(asked, reached, atol=0.005):  # metres
-            remarks.append(f"the model has not seen the {name} farther out")
+            remarks.append(f"the model has never seen the {name} so far out")
         return states, "; ".join(remarks) or None
 
     def _projections(self) -> dict[str, Projection]:

@@ -260,7 +260,7 @@ function show(now, buffer, at) {
     if (n) {
       const changed = panel.by_hand.map((name) => ` · ${name} changed by hand`).join("");
       foot.textContent = `${blindness(now)}${changed} · PSNR\u00a0${(now.psnr[n - 1] ?? NaN).toFixed(1)}\u00a0dB`;
-      foot.title = "PSNR: likeness of the dream's pictures and the real ones; more is better";
+      foot.title = "PSNR: likeness of the dream's frames and the real ones; more is better";
     }
     else {
       element.querySelector(".what").textContent = `episode ${now.episode}, step ${now.age}`;
@@ -268,7 +268,7 @@ function show(now, buffer, at) {
     }
     const first = element.querySelector(".frame");
     const ended = [...strips.ends].filter(([step]) => step <= now.step && now.step - step < EVENT * now.rate).at(-1);
-    const told = !ended || ended[0] === now.step ? panel.end : n ? "starts again from the new first picture" : ended[1];
+    const told = !ended || ended[0] === now.step ? panel.end : n ? "starts again from the new first frame" : ended[1];
     first.classList.toggle("over", Boolean(told));
     first.dataset.end = told;
     if (select && document.activeElement !== select) select.value = panel.driver;
@@ -286,7 +286,7 @@ function show(now, buffer, at) {
 
 /** How long a dream has seen nothing. */
 function blindness({ blind, looks }) {
-  const shown = looks === 1 ? "one picture" : `${looks} pictures`;
+  const shown = looks === 1 ? "one frame" : `${looks} frames`;
   if (!blind) return `has just seen ${shown}`;
   return `blind for ${blind} step${blind === 1 ? "" : "s"} (${(blind / play.hello.fps).toFixed(blind < play.hello.fps ? 2 : 1)} s), after seeing ${shown}`;
 }
@@ -299,7 +299,7 @@ function showPictures() {
       const frame = $("stage").children[n].querySelectorAll(".frame")[c];
       const rgb = new Uint8Array(buffer, at, height * width * 3);
       if (!n) real[key] = rgb;
-      if (n) frame.lastChild.textContent = play.onion ? "imagined, over the real picture" : "imagined";
+      if (n) frame.lastChild.textContent = play.onion ? "imagined, over the real frame" : "imagined";
       paint(frame.firstChild, rgb, width, height, n && play.onion ? real[key] : null);
       mark(frame.children[1], panel.points[key] || [], n ? [] : (now.handles[key] || []).map((one) => aimed(one, key)));
       at += height * width * 3;
@@ -310,7 +310,7 @@ function showPictures() {
   $("crowd").hidden = !dreams;
   while ($("thumbs").children.length < dreams) $("thumbs").append(make("canvas"));
   $("effect").hidden = !("effect" in now.extras);
-  $("changed").textContent = `Forcing changes the picture by ${now.effect.toFixed(1)} of 255; shown ${play.hello.gain} times larger.`;
+  $("changed").textContent = `Forcing changes the frame by ${now.effect.toFixed(1)} of 255; shown ${play.hello.gain} times larger.`;
   const crowd = [];
   extras.forEach(([name, [height, width]], n) => {
     const canvas = name === "effect" ? $("difference") : $("thumbs").children[n];
@@ -373,7 +373,7 @@ function showLegend(foot, now) {
     return found;
   });
   const hint = grips.length ? `drag the ${grips.join(", ")} (dashed circle), here or in the dream${now.paused ? "; while paused, a drag here plays one step when you let go" : ""}` : "";
-  foot.replaceChildren(...marks, names.length ? "where the model believes them, here by the real pictures" : "", hint && !past ? ` · ${hint}` : "");
+  foot.replaceChildren(...marks, names.length ? "where the model predicts them, here from the real frames" : "", hint && !past ? ` · ${hint}` : "");
   if (past) foot.append(make("b", { textContent: ` In the past: playing on, one step or a change deletes the grey steps${now.teaching ? ", and recorded episodes that ended in them" : ""}. Save (S) first keeps them as a film.` }));
 }
 
@@ -751,7 +751,7 @@ function arrow(key, down, shift) {
   }
   const dimension = sideways ? chosen : chosen + 1;
   if (dimension >= rest.length) return;
-  if (play.now.paused && !shift) say("Paused: E plays one step with the arrows that are down, Space plays on.");
+  if (play.now.paused && !shift) say("Paused: hold an arrow and press E to play one step; Space plays on.");
   if (shift) {
     takeOver();
     settle(dimension, Math.min(Math.max(rest[dimension] + sign * NUDGE, -1), 1));
@@ -790,23 +790,23 @@ const KEYS = {
   "-": ["-  +", "slower, faster", () => rate(play.now.rate - 5)],
   "+": [null, null, () => rate(play.now.rate + 5)],
   "=": [null, null, () => rate(play.now.rate + 5)],
-  m: ["M", "you, the policy's most likely action, sampled from the policy", cycle],
-  c: ["C", "reality check: the dream sees all real pictures so far, then is blind again", () => {
+  m: ["M", "you, the policy's most likely action, an action sampled from the policy", cycle],
+  c: ["C", "reality check: the dream sees all real frames so far, then is blind again", () => {
     play.guide?.("check");
     ask("check");
   }],
-  b: ["B", "branch: two futures; once more: one", () => ask("branch")],
+  b: ["B", "branch: a second dream; again: end it", () => ask("branch")],
   t: ["T", "record whole episodes of the simulator as training data; once more: stop", () => ask("teach")],
   s: ["S", "save all steps since New start", () => ask("save")],
-  u: ["U", "eight copies of the dream, other noise: where they differ, the model is unsure", () => ask("spread")],
-  o: ["O", "overlay: the dream over the real picture", () => {
+  u: ["U", "eight copies of the dream with other random numbers: where they differ, the model is unsure", () => ask("spread")],
+  o: ["O", "overlay: the dream over the real frame", () => {
     play.onion = !play.onion;
     showPictures();
     showControls(play.now);
   }],
   v: ["V", "the scene as people see it", () => play.hello.filmed && ask("show_scene")],
-  p: ["P", "show or hide where the model believes things to be", () => document.body.classList.toggle("no-points")],
-  Escape: ["Esc", "release all forced classes", () => ask("release")],
+  p: ["P", "show or hide the predicted positions", () => document.body.classList.toggle("no-points")],
+  Escape: ["Esc", "release all forced classes of the latent", () => ask("release")],
   "?": ["?", "this list", () => {
     fillHelp();
     $("help").showModal();

@@ -116,7 +116,7 @@ def film(
         for n, name in enumerate(CURVES):
             _curve(draw, episode, name, step, 24 + SIDE + MARGIN + n * CURVE, width - MARGIN)
         decibels = -10 * math.log10(max(float(episode["dream/error"][step]), 1e-12))
-        told = f"has been blind for {blind} steps ({blind / fps:.1f} s)" if blind else "begins with the real picture"
+        told = f"has been blind for {blind} steps ({blind / fps:.1f} s)" if blind else "begins with the real frame"
         told = f"step {int(episode['begin']) + step} · the dream {told} · {decibels:.1f} dB"
         draw.text((MARGIN, image.height - 24), told, INK)
         frames.append(np.asarray(image))

@@ -114,10 +114,10 @@ class Moment:
 
 STRIPS = {
     "reward": "for arriving at the step; blue: given by the simulator, orange: dreamt",
-    "value": "expected discounted sum of later rewards; blue: by the real pictures, orange: by the dream",
-    "continue": "predicted probability that the episode goes on; blue: by the real pictures, orange: by the dream",
+    "value": "expected discounted sum of later rewards; blue: from the real frames, orange: from the dream",
+    "continue": "predicted probability that the episode goes on; blue: from the real frames, orange: from the dream",
     "surprise": "KL of what was seen to what was expected, nats",
-    "error": "squared difference of the two pictures, in [0, 1]",
+    "error": "squared difference of the two frames, in [0, 1]",
 }
 """Numbers of a moment, for the real side and each dream; ``surprise`` is of the first alone, ``error`` of dreams."""
 RECORDED = {"real": ("value", "continue", "surprise"), "dream": ("reward", "value", "continue", "error")}
@@ -217,7 +217,7 @@ class Session:
         self._writer = self._writer or self._demos()
         self.teaching = not self.teaching
         if not self.teaching:
-            return f"{len(self.taught)} recorded in {self._writer.place}; an episode that has begun is not"
+            return f"{len(self.taught)} recorded in {self._writer.place}; the unfinished episode is not"
         return f"whole episodes go to {self._writer.place}"
 
     def _ended(self) -> tuple[list[Moment], str]:
