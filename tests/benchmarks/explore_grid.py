@@ -1,0 +1,89 @@
+"""States that agents visit in a MiniGrid whose walls, key, door and goal never move.
+
+    python tests/benchmarks/explore_grid.py to.json plan2explore 0 10000 [overrides of the run…]
+
+The agent is ``random``, ``dreamer_v3`` or ``plan2explore``; the numbers are seed and policy steps. A state is the
+agent's cell and direction, the key carried or not, and the door locked, closed or open. ``to.json`` gets the number of
+different states every 500 policy steps.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+from minigrid.envs.doorkey import DoorKeyEnv
+
+import sheeplike
+
+ID, LAYOUT, WORLDS, EVERY = "FixedDoorKey-8x8-v0", 0, 16, 500
+visited: set[tuple[Any, ...]] = set()
+
+
+class FixedDoorKey(DoorKeyEnv):
+    """DoorKey-8x8 with one layout, in which each state is counted."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(size=8, **options)
+
+    def reset(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        found = super().reset(seed=LAYOUT)
+        self._count()
+        return found
+
+    def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        found = super().step(action)
+        self._count()
+        return found
+
+    def _count(self) -> None:
+        door = next(cell for cell in self.grid.grid if cell is not None and cell.type == "door")
+        place = int(self.agent_pos[0]), int(self.agent_pos[1]), int(self.agent_dir)
+        visited.add((*place, self.carrying is not None, door.is_locked, door.is_open))
+
+
+gymnasium.register(ID, entry_point="explore_grid:FixedDoorKey")
+
+
+def count_random(seed: int, steps: int) -> list[int]:
+    """Return the states that random actions have visited every :data:`EVERY` steps of all worlds."""
+    counts, envs = [], [gymnasium.make(ID) for _ in range(WORLDS)]
+    for number, env in enumerate(envs):
+        env.action_space.seed(seed * WORLDS + number)
+        env.reset()
+    for step in range(0, steps, WORLDS):
+        for env in envs:
+            _, _, terminated, truncated, _ = env.step(env.action_space.sample())
+            if terminated or truncated:
+                env.reset()
+        if (step + WORLDS) // EVERY > step // EVERY:
+            counts.append(len(visited))
+    return counts
+
+
+def count(agent: str, seed: int, steps: int, overrides: list[str]) -> list[int]:
+    """Return the states that an agent has visited in training every :data:`EVERY` policy steps."""
+    job = [f"exp={agent}", "env=minigrid", f"env.id=explore_grid:{ID}", f"env.num_envs={WORLDS}", f"seed={seed}"]
+    counts = []
+    with sheeplike.init(*job, f"total_steps={steps}", "eval.every=null", "video_every=null", *overrides) as run:
+        visited.clear()
+        while not run.over:
+            run.iterate(EVERY)
+            counts.append(len(visited))
+    return counts
+
+
+def main() -> None:
+    path, agent, seed, steps, *overrides = sys.argv[1:]
+    here = sys.modules["explore_grid"] = sys.modules[__name__]  # one module, and one set
+    assert here.visited is visited
+    counts = count_random(int(seed), int(steps)) if agent == "random" else count(agent, int(seed), int(steps), overrides)
+    Path(path).write_text(json.dumps({"agent": agent, "seed": int(seed), "every": EVERY, "states": counts}) + "\n")
+    print(f"{agent}, seed {seed}: {counts[-1]} states after {steps} policy steps")
+
+
+if __name__ == "__main__":
+    main()
