@@ -83,7 +83,7 @@ class Scribe:
         self.steps: list[Step] = []
         self.players: list[Counter] = []
 
-    def player(self, num_envs: int) -> Counter:
+    def player(self, num_envs: int, *, explore: bool = False) -> Counter:
         self.players.append(Counter())
         return self.players[-1]
 

@@ -140,6 +140,10 @@ class Agent(Protocol):
         """Return metrics on the steps of :meth:`hold_out`, 0-dim device tensors."""
         return {}
 
+    def begin_with(self, state: dict[str, Any]) -> None:
+        """Take networks and memory from :meth:`state_dict` of another run; the steps of :attr:`history` may follow."""
+        raise NotImplementedError
+
     def updates_due(self, policy_steps: int) -> int:
         """Return the number of updates due after ``policy_steps`` policy steps in all."""
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from gymnasium import spaces
@@ -82,24 +81,24 @@ class PolicyNetworks(nn.Module):
         """Return the observations that :meth:`act` takes, in a fixed order."""
         return {key: obs[key] for key in self.observations}
 
-    def player(self, num_envs: int, **chosen: Any) -> Player:
+    def player(self, num_envs: int, act: Callable | None = None) -> Player:
         """Return a player for ``N`` worlds; it shares these networks and nothing else.
 
         Args:
-            chosen: further arguments of :meth:`act`.
+            act: method in place of :meth:`act`.
         """
-        return Player(self, num_envs, **chosen)
+        return Player(self, num_envs, self.act if act is None else act)
 
 
 class Player:
     """Actor in ``N`` worlds; ``extras`` belong to the last step."""
 
-    def __init__(self, networks: PolicyNetworks, num_envs: int, **chosen: Any) -> None:
+    def __init__(self, networks: PolicyNetworks, num_envs: int, act: Callable) -> None:
         self.networks, self.state, self.extras = networks, networks.initial(num_envs), {}
         self.steps = {}
         for sample in (False, True):
-            act = partial(networks.act, sample=sample, **chosen)
-            self.steps[sample] = networks.compiled.shared_step((num_envs, sample, *chosen.values()), act)
+            key = num_envs, sample, act.__name__
+            self.steps[sample] = networks.compiled.shared_step(key, partial(act, sample=sample))
 
     @torch.no_grad()
     def act(self, obs: Mapping[str, Tensor], is_first: Tensor, *, sample: bool = True) -> Tensor:

@@ -69,7 +69,10 @@ def main(request: Request) -> int:
 
 
 def call(command: list[str]) -> int:
-    """Run a process to its end and pass signals on to it; returns its status."""
+    """Run a process to its end and pass signals on to it; returns its status.
+
+    A signal counts too if it comes before the process listens, or when it has finished.
+    """
     received: list[int] = []
     children: list[subprocess.Popen] = []
 
@@ -85,7 +88,10 @@ def call(command: list[str]) -> int:
         children.append(subprocess.Popen(command, stdin=subprocess.DEVNULL))
         if received:  # before there was a child
             children[0].send_signal(received[-1])
-        return children[0].wait()
+        status = children[0].wait()
+        if received and status <= 0:
+            return INTERRUPTED if received[0] == signal.SIGINT else PREEMPTED
+        return status
     finally:
         for signum, handler in before.items():
             signal.signal(signum, signal.SIG_DFL if handler is None else handler)

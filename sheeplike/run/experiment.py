@@ -126,7 +126,7 @@ class Experiment:
                 self.agent = make_agent(own, self.envs, fabric, self.ranks)
                 self.ranks.copy_first(self.agent.networks.state_dict().values())
                 if earlier is not None:
-                    snapshot.begin_with(expand(earlier), self.agent)
+                    snapshot.begin_with(expand(earlier), self.agent, config)
                 data.load(config, self.agent, self.envs, resumed=saved is not None)
                 step_seconds = warm_up(own, self.envs, self.agent)
                 self.evaluator = Evaluator(own, self.agent, fabric.device, self.ranks)

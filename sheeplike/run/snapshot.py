@@ -127,10 +127,14 @@ def _read_shares(run_dir: Path, config: Config, ranks: Ranks) -> tuple[dict[str,
     raise checkpoint.Corrupt(f"{run_dir}: no checkpoint has all shares; expected another run_dir")
 
 
-def begin_with(run_dir: Path, agent: Agent) -> None:
+def begin_with(run_dir: Path, agent: Agent, config: Config) -> None:
     """Let a new agent begin with networks and replay of another run, from its newest whole checkpoint."""
     with phase("reading the run to begin with"), as_command_errors(checkpoint.Corrupt, FileNotFoundError):
         meta, parts = checkpoint.load_latest(run_dir / CHECKPOINTS)
+    changed = changes(meta["config"], config)
+    for key in ("env.name", "env.id", "agent.observations", "agent.targets", "agent.reward_scaling"):
+        if key in changed:
+            raise CommandError(f"agent.from={run_dir}: {key}={changed[key][0]} there; expected {changed[key][1]}")
     if meta.get("ranks", 1) > 1 or "memory" not in parts:
         raise CommandError(f"agent.from={run_dir}: expected a run of one rank that was saved with its replay")
     try:

@@ -80,7 +80,9 @@ def main() -> None:
     path, agent, seed, steps, *overrides = sys.argv[1:]
     here = sys.modules["explore_grid"] = sys.modules[__name__]  # one module, and one set
     assert here.visited is visited
-    counts = count_random(int(seed), int(steps)) if agent == "random" else count(agent, int(seed), int(steps), overrides)
+    counts = (
+        count_random(int(seed), int(steps)) if agent == "random" else count(agent, int(seed), int(steps), overrides)
+    )
     Path(path).write_text(json.dumps({"agent": agent, "seed": int(seed), "every": EVERY, "states": counts}) + "\n")
     print(f"{agent}, seed {seed}: {counts[-1]} states after {steps} policy steps")
 

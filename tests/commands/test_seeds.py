@@ -189,6 +189,28 @@ def test_a_signal_reaches_the_run_that_is_going_on_and_no_further_one_is_started
     assert signal.getsignal(signal.SIGTERM) == before
 
 
+@pytest.mark.parametrize("listens", ["no longer", "not yet"])
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, PREEMPTED), (signal.SIGINT, INTERRUPTED)])
+def test_a_signal_counts_before_a_run_listens_and_after_it_ended(started, tmp_path, listens, signum, status):
+    action = "signal.SIG_IGN" if listens == "no longer" else "signal.SIG_DFL"
+    code = (
+        "import pathlib, signal, time\n"
+        f"signal.signal({int(signum)}, {action})\n"
+        f"pathlib.Path({str(tmp_path / 'ready')!r}).touch()\n"
+        "time.sleep(1)\n"
+    )
+
+    def send() -> None:
+        _wait_for((tmp_path / "ready").exists, 60)
+        os.kill(os.getpid(), signum)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    commands, result = started(*JOB, "seeds=3", code=code)
+    sender.join()
+    assert (len(commands), result.status) == (1, status)
+
+
 @pytest.mark.slow
 def test_real_runs_are_interrupted_continued_and_left_alone_once_finished(tmp_path):
     # Short, but no dry run, which would be replaced.

@@ -64,7 +64,8 @@ def test_a_task_begins_with_an_explored_model_and_its_replay(tmp_path: Path) -> 
 def test_a_run_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     with run(tmp_path / "explored", "exp=plan2explore") as explored:
         explored.iterate()
-    for place, others in (("explored", ("env.num_envs=4",)), ("explored", ("agent.size=12m",)), ("nothing", ())):
+    misfits = ("env.num_envs=4", "agent.size=12m", "agent.reward_scaling=10")
+    for place, others in (*(("explored", (misfit,)) for misfit in misfits), ("nothing", ())):
         with pytest.raises(CommandError, match=r"agent\.from="):
             run(tmp_path / "task", f"agent.from={tmp_path / place}", *others)
         assert not (tmp_path / "task").exists()

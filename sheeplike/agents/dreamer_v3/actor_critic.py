@@ -40,17 +40,21 @@ class Policy(nn.Module):
 
 
 class ActorCritic(nn.Module):
-    """Policy, value, slow value and the scale of returns."""
+    """Policy, value, slow value and the scale of returns.
 
-    def __init__(self, features: int, codec: ActionCodec, config: DreamerV3Config) -> None:
+    Args:
+        unit: of the rewards; returns are divided by at least as much.
+    """
+
+    def __init__(self, features: int, codec: ActionCodec, config: DreamerV3Config, unit: float = 1.0) -> None:
         super().__init__()
         units = config.widths.units
         self.policy = Policy(features, codec, units, unimix=config.policy_unimix)
-        self.value = TwoHotHead(features, units, layers=3, unit=1 / config.reward_scaling)
+        self.value = TwoHotHead(features, units, layers=3, unit=unit)
         # It starts with the same weights. It regularises the fast critic and is no target network.
-        self.slow_value = TwoHotHead(features, units, layers=3, unit=1 / config.reward_scaling).requires_grad_(False)
+        self.slow_value = TwoHotHead(features, units, layers=3, unit=unit).requires_grad_(False)
         self.slow_value.load_state_dict(self.value.state_dict())
-        self.return_scale = PercentileScale(limit=1 / config.reward_scaling)
+        self.return_scale = PercentileScale(limit=unit)
 
     def imagine(self, rssm: RSSM, start: Latent, length: int, policy: Policy | None = None) -> tuple[Tensor, Tensor]:
         """Roll the policy out in the model from ``start (B, ...)``.
@@ -185,7 +189,7 @@ def return_metrics(returns: Tensor, error: Tensor, spread: Tensor) -> dict[str, 
         "actor/advantage_std": (error / spread).std(),
         "actor/return_scale": spread,
         "actor/imagined_return": returns.mean(),
-        "critic/explained_variance": 1 - error.var() / returns.var().clamp_min(1e-8),
+        "critic/explained_variance": 1 - error.var() / returns.var().clamp_min(1e-8 * spread.square()),
     }
 
 

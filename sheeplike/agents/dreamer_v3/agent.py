@@ -599,7 +599,8 @@ class DreamerV3(Agent):
             if value.shape != own[name].shape:
                 raise ValueError(f"{name} is {tuple(value.shape)}, expected {tuple(own[name].shape)}")
         self.networks.load_state_dict(own | known)
-        self.replay.load_state_dict(state["replay"])
+        # Sequences are drawn by this run's seed; those that wait to be drawn may be of another length.
+        self.replay.load_state_dict(state["replay"] | {"generator": self.generator.get_state(), "fresh": ()})
 
     @staticmethod
     def _digest(ring: SequenceReplay) -> str:

@@ -209,6 +209,9 @@ class DreamerV3Config(AgentConfig):
 class ExplorerScales(LossScales):
     """Weight of each loss of Plan2Explore."""
 
+    replay_value: float = Field(
+        0.0, ge=0, le=1e6, description="critic on replayed states, which are the explorer's and not the task's"
+    )
     ensemble: float = Field(1.0, ge=0, le=1e6, description="predictions of the next latent")
     explorer_policy: float = Field(1.0, ge=0, le=1e6, description="loss of the explorer's actor")
     explorer_value: float = Field(1.0, ge=0, le=1e6, description="critic of the explorer's bonus")

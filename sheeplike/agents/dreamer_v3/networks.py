@@ -54,7 +54,7 @@ class DreamerNetworks(PolicyNetworks):
     def make_modules(self) -> dict[str, nn.Module]:
         """Return the networks by name."""
         world_model = WorldModel(self.keys, self.codec.width, self.config, predicted=self.predicted)
-        actor_critic = ActorCritic(world_model.rssm.features, self.codec, self.config)
+        actor_critic = ActorCritic(world_model.rssm.features, self.codec, self.config, 1 / self.config.reward_scaling)
         return {"world_model": world_model, "actor_critic": actor_critic}
 
     def initial(self, num_envs: int) -> dict[str, Tensor]:
@@ -86,7 +86,7 @@ class DreamerNetworks(PolicyNetworks):
         obs: Mapping[str, Tensor],
         is_first: Tensor,
         sample: bool,
-        behaviour: str = "task",
+        behaviour: str,
     ) -> tuple[Latent, Tensor]:
         step = {key: value.unsqueeze(1) for key, value in obs.items()}
         latent, *_ = self.world_model.observe(latent, action.unsqueeze(1), step, is_first.unsqueeze(1))

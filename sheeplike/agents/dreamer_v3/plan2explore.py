@@ -63,44 +63,49 @@ class Plan2ExploreNetworks(DreamerNetworks):
 
     @property
     def behaviours(self) -> dict[str, ActorCritic]:
-        return super().behaviours | {"explore": self.explorer}
+        return {"task": self.actor_critic, "explore": self.explorer}
 
     def make_modules(self) -> dict[str, nn.Module]:
         modules = super().make_modules()
         rssm = modules["world_model"].rssm
-        explorer = ActorCritic(rssm.features, self.codec, self.config)
-        # Disagreement has no unit, and becomes small: what remains of it still has to move the explorer.
-        explorer.return_scale.limit = 1e-3
+        # Disagreement becomes small: what remains of it still has to move the explorer.
+        explorer = ActorCritic(rssm.features, self.codec, self.config, unit=0.01)
         sizes = rssm.features + self.codec.width, self.config.widths.units, rssm.stoch * rssm.classes
+        # Share of the bonus in the explorer's advantage, on the device: it changes from step to step.
+        self.register_buffer("share", torch.tensor(self.config.explore_scale), persistent=False)
         return modules | {"explorer": explorer, "ensemble": Ensemble(self.config.members, *sizes)}
+
+    def explore(
+        self, state: Mapping[str, Tensor], obs: Mapping[str, Tensor], is_first: Tensor, *, sample: bool = True
+    ) -> tuple[dict[str, Tensor], Tensor, dict[str, Tensor]]:
+        """Act as the explorer, with arguments and results of :meth:`act`."""
+        return self.act(state, obs, is_first, sample=sample, behaviour="explore")
 
 
 class Plan2Explore(DreamerV3):
-    """DreamerV3 that collects with an explorer. Arguments are those of DreamerV3, on one rank."""
+    """DreamerV3 that collects with an explorer, which learns by REINFORCE. Arguments are those of DreamerV3."""
 
     networks_class: ClassVar[type[DreamerNetworks]] = Plan2ExploreNetworks
     config: Plan2ExploreConfig
     networks: Plan2ExploreNetworks
 
     def _compile(self, mode: str) -> None:
-        # Share of the bonus in the explorer's advantage, on the device: it changes from step to step.
-        self.share = torch.full((), self.config.explore_scale, device=self.device)
         super()._compile(mode)
         self.compiled.methods(self.networks.explorer, "imagine_step")
         self.compiled.methods(self, "explorer_losses")
 
     def player(self, num_envs: int, *, explore: bool = False) -> Player:
-        return self.networks.player(num_envs, behaviour="explore" if explore else "task")
+        return self.networks.player(num_envs, self.networks.explore if explore else None)
 
-    def updates_due(self, policy_steps: int) -> int:
-        self.share.fill_(self.config.share_at(policy_steps))
-        return super().updates_due(policy_steps)
+    def update(self) -> dict[str, Tensor]:
+        self.networks.share.fill_(self.config.share_at(self.ratio.counted))
+        return super().update()
 
     def losses(self, data: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor], Latent]:
         losses, metrics, posterior = super().losses(data)
         states = posterior.detach()  # neither ensemble nor explorer shapes them
         action, first = data["action"][:, CONTEXT:-1], data["is_first"][:, CONTEXT + 1 :]
-        predicted = self.networks.ensemble(torch.cat([states.features[:, :-1], action], -1).flatten(0, 1))
+        predicted = self.networks.ensemble(_inputs(states.features[:, :-1], action).flatten(0, 1))
         error = (predicted - states.stoch[:, 1:].flatten(-2).flatten(0, 1)).square().sum(-1).sum(0)
         losses["ensemble"] = error.unflatten(0, first.shape) * ~first  # an action does not lead into the next episode
         starts = states.map(lambda x: x.flatten(0, 1))
@@ -123,9 +128,9 @@ class Plan2Explore(DreamerV3):
             "entropy_scale": self.config.entropy_scale,
         }
         with torch.no_grad():
-            inputs = torch.cat([features[:, :-1], actions[:, :-1]], -1)
-            bonus = F.pad(self.networks.ensemble.disagreement(inputs), (1, 0))  # for arriving at the next state
-            reward, cont = world.reward(features).pred(), world.cont(features).prob()
+            bonus = self.networks.ensemble.disagreement(_inputs(features[:, :-1], actions[:, :-1]))
+            bonus = F.pad(bonus, (1, 0))  # for arriving at the next state
+            reward, cont = self.imagined_reward(features, actions), world.cont(features).prob()
             value, slow = task.value(features), explorer.slow_value(features)
         policy = explorer.policy(features)
         found, _, about = imagination_loss(
@@ -134,10 +139,16 @@ class Plan2Explore(DreamerV3):
         by_task, *_ = imagination_loss(
             actions, reward, cont, policy, value, value, task.return_scale, update_scale=False, **options
         )
+        share = self.networks.share
         losses = {
-            "explorer_policy": self.share * found["policy"] + (1 - self.share) * by_task["policy"],
+            "explorer_policy": share * found["policy"] + (1 - share) * by_task["policy"],
             "explorer_value": found["value"],
         }
-        shown = {name: about[name] for name in ("actor/entropy", "actor/imagined_return", "critic/value")}
-        metrics = {f"explorer/{name.split('/')[1]}": value for name, value in shown.items()}
-        return losses, metrics | {"explorer/bonus": bonus[:, 1:].mean(), "explorer/share": self.share.clone()}
+        shown = ("actor/entropy", "actor/imagined_return", "actor/return_scale", "critic/value")
+        metrics = {f"explorer/{name.partition('/')[2]}": about[name] for name in shown}
+        return losses, metrics | {"explorer/bonus": bonus[:, 1:].mean(), "explorer/share": share.clone()}
+
+
+def _inputs(features: Tensor, action: Tensor) -> Tensor:
+    """Return inputs of the ensemble, with actions as the recurrent model takes them."""
+    return torch.cat([features, action.clamp(-1, 1)], -1)

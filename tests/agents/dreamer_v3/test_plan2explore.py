@@ -129,7 +129,7 @@ def test_the_share_falls_to_nothing(make) -> None:
     agent = make(explore_scale=0.8, explore_steps=1000)
     for steps, expected in ((250, 0.6), (750, 0.2), (1000, 0.0), (5000, 0.0)):
         agent.updates_due(steps)
-        assert agent.share.item() == pytest.approx(expected)
+        assert agent.update()["explorer/share"].item() == pytest.approx(expected)
 
 
 def test_the_explorer_acts_in_training_and_the_task_in_evaluation(make) -> None:
@@ -151,6 +151,40 @@ def test_the_explorer_acts_in_training_and_the_task_in_evaluation(make) -> None:
     after = actions()
     assert not torch.equal(before[0], after[0])
     assert torch.equal(before[1], after[1])
+
+
+def test_acting_and_its_losses_compile_whole(make) -> None:
+    agent = make()
+    obs = {key: torch.zeros(3, *space.shape) for key, space in agent.keys.spaces.items()}
+    state, first = agent.networks.initial(3), torch.ones(3, dtype=torch.bool)
+    features, actions = torch.randn(12, 4, agent.world_model.rssm.features), torch.randn(12, 4, 2)
+    for function, arguments in (
+        (agent.networks.explore, (state, obs, first)),
+        (agent.explorer_losses, (features, actions)),
+    ):
+        torch.manual_seed(0)
+        agent.actor_critic.return_scale.range.zero_()
+        agent.networks.explorer.return_scale.range.zero_()
+        expected = function(*arguments)
+        torch.manual_seed(0)
+        agent.networks.explorer.return_scale.range.zero_()
+        found = torch.compile(function, backend="eager", fullgraph=True)(*arguments)
+        for x, y in zip(torch.utils._pytree.tree_leaves(expected), torch.utils._pytree.tree_leaves(found), strict=True):
+            torch.testing.assert_close(x, y)
+
+
+def test_the_bonus_is_for_arriving_at_the_next_state(make) -> None:
+    """The reward of state ``i + 1`` is the disagreement about what action ``i`` does in state ``i``."""
+    agent = make(return_lambda=0.0, horizon=1e9)
+    features, actions = torch.randn(5, 4, agent.world_model.rssm.features), torch.randn(5, 4, 2) * 3
+    with torch.no_grad():
+        inputs = torch.cat([features, actions.clamp(-1, 1)], -1)
+        bonus = torch.stack([agent.networks.ensemble(inputs[:, i]).std(0).mean(-1) for i in range(3)], 1)
+        value, cont = agent.networks.explorer.value(features).pred(), agent.world_model.cont(features).prob()
+        _, metrics = agent.explorer_losses(features, actions)
+    assert metrics["explorer/imagined_return"].item() == pytest.approx(
+        (bonus + (cont * value)[:, 1:]).mean().item(), rel=1e-4
+    )
 
 
 def test_a_skipped_update_leaves_both_behaviours(make) -> None:

@@ -41,7 +41,7 @@ def once(call: str, count: int, error: Exception) -> Callable[[str, int, Any], E
 class Still:
     """An agent and a player whose actions are zeros."""
 
-    def player(self, num_envs: int) -> Still:
+    def player(self, num_envs: int, *, explore: bool = False) -> Still:
         return self
 
     def act(self, obs: Any, is_first: torch.Tensor, *, sample: bool = True) -> torch.Tensor:
