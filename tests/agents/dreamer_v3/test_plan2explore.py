@@ -132,6 +132,13 @@ def test_the_share_falls_to_nothing(make) -> None:
         assert agent.update()["explorer/share"].item() == pytest.approx(expected)
 
 
+def test_the_share_goes_on_in_a_resumed_run(make) -> None:
+    agent, resumed = make(explore_steps=1000), make(explore_steps=1000)
+    agent.updates_due(500)
+    resumed.load_state_dict(agent.state_dict())
+    assert resumed.update()["explorer/share"].item() == pytest.approx(0.5)
+
+
 def test_the_explorer_acts_in_training_and_the_task_in_evaluation(make) -> None:
     agent = make()
     obs = {key: torch.zeros(3, *space.shape) for key, space in agent.keys.spaces.items()}
