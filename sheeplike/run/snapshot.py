@@ -131,12 +131,12 @@ def begin_with(run_dir: Path, agent: Agent, config: Config) -> None:
     """Let a new agent begin with networks and replay of another run, from its newest whole checkpoint."""
     with phase("reading the run to begin with"), as_command_errors(checkpoint.Corrupt, FileNotFoundError):
         meta, parts = checkpoint.load_latest(run_dir / CHECKPOINTS)
+    if meta.get("ranks", 1) > 1 or "replay" not in parts.get("memory", ()):
+        raise CommandError(f"agent.from={run_dir}: expected a run of DreamerV3, of one rank, saved with its replay")
     changed = changes(meta["config"], config)
     for key in ("env.name", "env.id", "agent.observations", "agent.targets", "agent.reward_scaling"):
         if key in changed:
             raise CommandError(f"agent.from={run_dir}: {key}={changed[key][0]} there; expected {changed[key][1]}")
-    if meta.get("ranks", 1) > 1 or "memory" not in parts:
-        raise CommandError(f"agent.from={run_dir}: expected a run of one rank that was saved with its replay")
     try:
         agent.begin_with(parts["agent"] | parts["memory"])
         if checkpoint.HISTORY in parts:

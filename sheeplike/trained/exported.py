@@ -184,7 +184,7 @@ def read(place: Path, checkpoint: str = "last") -> tuple[dict[str, Any], dict[st
 
     if not checkpoint_steps(place):
         raise CommandError(f"run={place}: expected a run with a checkpoint; this one has none")
-    path, only = choose_checkpoint(place, checkpoint), ("agent",)
+    path, only = choose_checkpoint(place, str(checkpoint)), ("agent",)
     with as_command_errors(files.Corrupt, FileNotFoundError):
         meta, parts = files.load(path, only=only) if path else files.load_latest(place / CHECKPOINTS, only=only)
     weights = parts["agent"].get("modules") if isinstance(parts.get("agent"), Mapping) else None

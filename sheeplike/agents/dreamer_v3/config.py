@@ -116,7 +116,7 @@ class DreamerV3Config(AgentConfig):
         333.0, gt=1, description="discount horizon in time steps: 1 / (1 - discount)"
     )
     reward_scaling: float = Field(
-        1.0, gt=0, le=1e6, description="factor of all rewards; what is logged and shown is divided by it again"
+        1.0, ge=1e-6, le=1e6, description="factor of all rewards; what is logged and shown is divided by it again"
     )
     return_lambda: float = Field(0.95, ge=0, le=1, description="lambda of the lambda-returns")
     entropy_scale: Annotated[float, HEADLINE] = Field(3e-4, ge=0, le=1e6, description="weight of the policy's entropy")
@@ -225,7 +225,7 @@ class Plan2ExploreConfig(DreamerV3Config):
         1.0, ge=0, le=1, description="share of the bonus in the explorer's advantage; the rest is the task's reward"
     )
     explore_steps: int | None = Field(
-        None, ge=1, description="policy steps over which explore_scale falls to 0; null: it stays"
+        None, ge=1, le=10**12, description="policy steps over which explore_scale falls to 0; null: it stays"
     )
     members: int = Field(8, ge=2, le=64, description="networks whose disagreement is the bonus")
     loss_scales: ExplorerScales = Field(ExplorerScales(), description="weight of each loss")
