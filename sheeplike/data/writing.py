@@ -85,8 +85,9 @@ def to_minari(episodes: Iterable[Episode], place: Path, name: str, spaces: Space
                 infos={name: np.full(len(episode), mark) for name, mark in episode.info.items()},
             )
 
-    (place / "data").mkdir(parents=True)
-    made = storage.MinariStorage.new(place / "data", observed, spaces["action"], jpeg_encoding=False)
+    data = (place / "data").resolve()  # Minari joins a relative place with itself
+    data.mkdir(parents=True)
+    made = storage.MinariStorage.new(data, observed, spaces["action"], jpeg_encoding=False)
     identity = re.sub(r"\W", "_", name)
     made.update_metadata({"dataset_id": f"{identity}-v0", "minari_version": minari.__version__})
     made.update_episodes(buffers())

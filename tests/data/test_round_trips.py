@@ -3,6 +3,7 @@
 import io
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -98,9 +99,10 @@ def convert(episodes, place, layout, spaces, fps):
     writer.finish()
 
 
-def test_minari(recording, same, tmp_path):
+def test_minari(recording, same, tmp_path, monkeypatch):
     minari = pytest.importorskip("minari")
-    place = tmp_path / "v0"
+    monkeypatch.chdir(tmp_path)
+    place = Path("demos/v0")  # relative, as on a command line
     convert(recording.episodes, place, "minari", recording.spaces | {"action": recording.action}, recording.fps)
     check(recording, place, "minari", same)
     assert control_rate(place, "minari") is None
