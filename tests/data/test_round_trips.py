@@ -110,7 +110,7 @@ def test_minari(recording, same, tmp_path, monkeypatch):
     assert dataset.action_space == recording.action
     assert dataset.total_steps == sum(len(episode) - 1 for episode in recording.episodes)
     assert dataset[0].truncations[-1] != recording.episodes[0].terminal
-    assert [path.name for path in tmp_path.iterdir()] == ["v0"]
+    assert [path.name for path in place.parent.iterdir()] == ["v0"]
     with pytest.raises(CommandError, match=f"to={place}.*nearest"):
         Recording(place, {"fps": recording.fps}, "minari", recording.spaces)
 
