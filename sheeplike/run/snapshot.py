@@ -32,6 +32,11 @@ from sheeplike.run.recorder import Recorder
 from sheeplike.terminal import first_sentence, info, warn
 
 STEP = ("obs", "reward", "is_first", "is_last", "is_terminal")  # saved fields of the current step
+# Keys in which a run and the one that it begins with may not differ: what is stored and predicted depends on them.
+ALIKE = (
+    *("env.name", "env.id", "env.action_repeat"),
+    *("agent.observations", "agent.targets", "agent.reward_scaling", "agent.horizon"),
+)
 # Exceptions raised when a checkpoint does not fit the agent or the environments.
 MISMATCH_ERRORS = (LookupError, TypeError, AttributeError, RuntimeError, OverflowError, ValueError, checkpoint.Corrupt)
 
@@ -133,10 +138,9 @@ def begin_with(run_dir: Path, agent: Agent, config: Config) -> None:
         meta, parts = checkpoint.load_latest(run_dir / CHECKPOINTS)
     if meta.get("ranks", 1) > 1 or "replay" not in parts.get("memory", ()):
         raise CommandError(f"agent.from={run_dir}: expected a run of DreamerV3, of one rank, saved with its replay")
-    changed = changes(meta["config"], config)
-    for key in ("env.name", "env.id", "agent.observations", "agent.targets", "agent.reward_scaling"):
-        if key in changed:
-            raise CommandError(f"agent.from={run_dir}: {key}={changed[key][0]} there; expected {changed[key][1]}")
+    for key, (there, here) in changes(meta["config"], config).items():
+        if key in ALIKE or key.startswith("env.options."):
+            raise CommandError(f"agent.from={run_dir}: {key}={there} there; expected {here}")
     try:
         agent.begin_with(parts["agent"] | parts["memory"])
         if checkpoint.HISTORY in parts:

@@ -64,7 +64,7 @@ def test_a_task_begins_with_an_explored_model_and_its_replay(tmp_path: Path) -> 
 def test_a_run_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     with run(tmp_path / "explored", "exp=plan2explore") as explored:
         explored.iterate()
-    misfits = ("env.num_envs=4", "agent.size=12m", "agent.reward_scaling=10")
+    misfits = ("env.num_envs=4", "agent.size=12m", "agent.reward_scaling=10", "agent.horizon=50")
     for place, others in (*(("explored", (misfit,)) for misfit in misfits), ("nothing", ())):
         with pytest.raises(CommandError, match=r"agent\.from="):
             run(tmp_path / "task", f"agent.from={tmp_path / place}", *others)
