@@ -56,8 +56,8 @@ def load(*arguments: str):
 def test_the_built_in_agents_import_no_other():
     for agent in ("dreamer_v3", "ppo"):
         assert load(f"exp={agent}", "env=franka_pick").agent.name == agent
-    assert registry.list_agents() == ["dreamer_v3", "ppo", "wolf"]
-    assert [registry.origins(name) for name in registry.list_agents()] == [[], [], ["my-agents 0.4"]]
+    assert registry.list_agents() == ["dreamer_v3", "plan2explore", "ppo", "wolf"]
+    assert [registry.origins(name) for name in registry.list_agents()] == [[], [], [], ["my-agents 0.4"]]
     assert "my_agents" not in sys.modules
 
 
@@ -132,7 +132,7 @@ def test_what_is_saved_is_read_again(tmp_path):
 def test_help(sheeplike):
     text = sheeplike("--help").output
     assert "  agent=wolf               my-agents 0.4" in text
-    assert "dreamer_v3, ppo, wolf" in text
+    assert "dreamer_v3, plan2explore, ppo, wolf" in text
     assert "agent.hunger" not in sheeplike("train", "--help").output
     assert "my_agents" not in sys.modules
     for chosen in ("agent=wolf", "exp=wolf"):

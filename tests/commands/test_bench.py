@@ -29,7 +29,7 @@ TINY = ("profile=cpu", "dry_run=true", "compile=off", "rounds=3", "seconds=0.1")
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        ((), ["agent=", "dreamer_v3, ppo", "bench env=franka_pick agent=dreamer_v3"]),
+        ((), ["agent=", "dreamer_v3, plan2explore, ppo", "bench env=franka_pick agent=dreamer_v3"]),
         (("agent=dreamer_v3",), ["env=", "franka_pick"]),
         (("agent=dreamr_v3", "env=franka_pick"), ["'dreamr_v3'", "nearest: dreamer_v3"]),
         ((*JOB, "agent.batchsize=3"), ["'agent.batchsize'", "nearest: agent.batch_size"]),

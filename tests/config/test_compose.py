@@ -295,7 +295,7 @@ def test_mistakes_in_configs_of_the_user(refused, tmp_path):
     assert "env/list" in refused("exp=dreamer_v3", "env=list", *flags)
     write(mine / "exp/lost.yaml", "# @package _global_\ndefaults:\n  - override /agent: dreamer_v4\n")
     lost = refused("exp=lost", "env=franka_pick", *flags)
-    assert lost.names("'dreamer_v4'", "dreamer_v3, ppo", "nearest: dreamer_v3")
+    assert lost.names("'dreamer_v4'", "dreamer_v3, plan2explore, ppo", "nearest: dreamer_v3")
     write(mine / "exp/bare.yaml", "defaults:\n  - override /agent: dreamer_v3\n")
     assert refused("exp=bare", "env=franka_pick", *flags).names("exp/bare.yaml", "'# @package _global_'")
     write(mine / "exp/none.yaml", "# @package _global_\nseed: 1\n")

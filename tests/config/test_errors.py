@@ -115,7 +115,7 @@ def test_values(refused, override, nearest):
         ("env.options.episode_lenght=9", ["franka_pick", "nearest: env.options.episode_length"]),
         ("env.options.episode_length=long", []),
         ("env.options=3", []),
-        ("agent.name=ppoo", ["dreamer_v3, ppo", "nearest: agent.name=ppo"]),
+        ("agent.name=ppoo", ["dreamer_v3, plan2explore, ppo", "nearest: agent.name=ppo"]),
         ("agent.size=2m", ["1m, 12m", "nearest: agent.size=1m"]),
         ("agent.size={deter:100}", ["agent.size.deter=100", "nearest: agent.size.deter=104"]),
         ("agent.size={deter:64}", ["agent.size.hidden"]),
