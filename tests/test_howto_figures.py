@@ -21,6 +21,12 @@ FIGURES = {
         [f"learn_from_data/{name}" for name in ("nothing", "demonstrations", "by_hand")],
         ["metric=eval/success_rate", "threshold=0.9"],
     ),
+    "learn_to_pick": (
+        "steps",
+        ["learn_from_data/nothing", "learn_to_pick/ppo"],
+        ["metric=eval/success_rate", "threshold=0.9", "scale=log"],
+    ),
+    "learn_swingup": ("steps", ["learn_swingup"], ["scale=log"]),
     "one_and_two_ranks": ("steps", ["cartpole_balance", "cartpole_balance_two_ranks"], ["scale=log"]),
 }
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field
 
 from sheeplike.agents.config import AgentConfig
-from sheeplike.options import CONDITION, HEADLINE, INCIDENTAL, RESUMABLE, InvalidOption, Options
+from sheeplike.options import HEADLINE, INCIDENTAL, RESUMABLE, InvalidOption, Options
 
 CONTEXT = 1  # replayed steps before each training sequence; the last one's stored latent initialises the RSSM
 WRITE_HEAD = 1  # steps at the write head that no sequence may span: it would join old and new steps
@@ -53,7 +53,7 @@ class DreamerV3Config(AgentConfig):
     """Options of :class:`~sheeplike.agents.dreamer_v3.agent.DreamerV3`."""
 
     name: Annotated[Literal["dreamer_v3"], HEADLINE] = Field("dreamer_v3", description="the algorithm")
-    from_: Annotated[str | None, CONDITION] = Field(
+    from_: str | None = Field(
         None,
         alias="from",
         description="directory of a run, such as one of plan2explore, whose networks and replay this run begins with",
