@@ -32,6 +32,7 @@ FACTS = "recording.json"  # what this project writes beside its npz files
 PIP = {
     "minari": "pip install 'sheeplike[minari]'",
     "pyarrow": "pip install 'sheeplike[parquet]'",
+    "av": "pip install 'sheeplike[lerobot]'",
     # lerobot 0.4.4 asks for torch<2.11, but reads and writes datasets with later ones too.
     "lerobot": "pip install 'sheeplike[lerobot]' && pip install --no-deps lerobot==0.4.4",
 }
@@ -229,9 +230,7 @@ def _read_lerobot(path: Path) -> Iterator[Episode]:
 
 def _decode(video: Path, begin: float, count: int, fps: float) -> np.ndarray:
     """Return frames from second ``begin`` on; LeRobot's decoders need FFmpeg's libraries or an older torchvision."""
-    import av
-
-    frames = []
+    av, frames = require("av"), []
     with expecting(video, f"a video of {count} frames from {begin:.3f} s on"), av.open(str(video)) as container:
         container.seek(int(begin * av.time_base))
         for frame in container.decode(video=0):

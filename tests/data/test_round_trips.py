@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from sheeplike.data import reading
 from sheeplike.data.episodes import fit
 from sheeplike.data.reading import control_rate, guess_format, read, require
 from sheeplike.data.writing import NpzWriter, Recording
@@ -233,3 +234,9 @@ def test_a_missing_package_is_named_with_its_pip_line(package, tmp_path, monkeyp
     if layout != "parquet":
         with pytest.raises(CommandError, match=package):
             Recording(tmp_path / "new", {"fps": 50}, layout, {})
+
+
+def test_a_missing_decoder_is_named_with_its_pip_line(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(CommandError, match=r"av.*pip install 'sheeplike\[lerobot\]'"):
+        reading._decode(tmp_path / "video.mp4", 0.0, 1, 20.0)
