@@ -173,9 +173,9 @@ def test_adam_clips_the_whole_gradient(make, play):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["patches"])
-def test_a_whole_run(name, installed, tmp_path, monkeypatch):
+def test_a_whole_run(installed, tmp_path, monkeypatch):
     """Trained, saved, evaluated, exported, and looked into."""
+    name = "patches"
     run = ["exp=" + name, "env=cartpole_balance", "dry_run=true", f"run_dir={tmp_path}/run", "logger=[]"]
     done = installed.run(*run, place=tmp_path)
     assert done.returncode == 0, done.stderr

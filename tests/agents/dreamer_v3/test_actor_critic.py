@@ -15,6 +15,7 @@ from sheeplike.agents.dreamer_v3.actor_critic import (
     Policy,
     imagination_loss,
     replay_value_loss,
+    return_metrics,
 )
 from sheeplike.agents.dreamer_v3.config import DreamerV3Config
 from sheeplike.agents.spaces import ActionCodec
@@ -225,3 +226,11 @@ def test_discrete_policy_has_the_unimix_it_was_given(unimix: float) -> None:
         output.bias.copy_(torch.tensor([90.0, 0, 0, 0]))
         probs = policy(torch.zeros(1, 8)).probs[0]
     np.testing.assert_allclose(probs, [1 - 0.75 * unimix, *[unimix / 4] * 3], atol=1e-6)
+
+
+def test_metrics_of_returns_do_not_depend_on_their_unit() -> None:
+    torch.manual_seed(0)
+    returns, error, spread = torch.randn(50, 3), 0.5 * torch.randn(50, 3), torch.tensor(1.0)
+    large, small = (return_metrics(k * returns, k * error, k * spread) for k in (1.0, 1e-6))
+    for name in ("actor/advantage_std", "critic/explained_variance"):
+        torch.testing.assert_close(small[name], large[name])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -180,18 +181,61 @@ def test_acting_and_its_losses_compile_whole(make) -> None:
             torch.testing.assert_close(x, y)
 
 
-def test_the_bonus_is_for_arriving_at_the_next_state(make) -> None:
-    """The reward of state ``i + 1`` is the disagreement about what action ``i`` does in state ``i``."""
-    agent = make(return_lambda=0.0, horizon=1e9)
-    features, actions = torch.randn(5, 4, agent.world_model.rssm.features), torch.randn(5, 4, 2) * 3
+def test_the_explorer_follows_both_advantages(make_agent: Callable[..., Plan2Explore]) -> None:
+    """Against losses computed step by step; new values are exactly 0, so that returns are sums of rewards."""
+    torch.manual_seed(0)
+    agent = make_agent(agent=Plan2Explore, config=Plan2ExploreConfig, members=3, entropy_scale=0.01)
+    features, actions = torch.randn(5, 4, agent.world_model.rssm.features), torch.randn(5, 4, 2)
+    rewards = torch.randn(5, 4)
+    agent.imagined_reward = lambda features, actions: rewards
+    agent.networks.share.fill_(0.25)
+    own, task = agent.networks.explorer.return_scale, agent.actor_critic.return_scale
+    task.range.copy_(torch.tensor([0.0, 3.0]))
     with torch.no_grad():
+        alive = agent.world_model.cont(features).prob()
         inputs = torch.cat([features, actions.clamp(-1, 1)], -1)
+        # The reward of state i + 1 is the disagreement about what action i does in state i.
         bonus = torch.stack([agent.networks.ensemble(inputs[:, i]).std(0).mean(-1) for i in range(3)], 1)
-        value, cont = agent.networks.explorer.value(features).pred(), agent.world_model.cont(features).prob()
-        _, metrics = agent.explorer_losses(features, actions)
-    assert metrics["explorer/imagined_return"].item() == pytest.approx(
-        (bonus + (cont * value)[:, 1:]).mean().item(), rel=1e-4
-    )
+
+        def returns(after: Tensor) -> Tensor:
+            last, found = torch.zeros(5), []
+            for i in reversed(range(3)):
+                last = after[:, i] + 0.95 * alive[:, i + 1] * last
+                found.append(last)
+            return torch.stack(found[::-1], 1)
+
+        sought, asked = returns(bonus), returns(rewards[:, 1:])
+        spread = copy.deepcopy(own).update(sought)
+        policy = agent.networks.explorer.policy(features)
+        advantage = 0.25 * sought / spread + 0.75 * asked / 3
+        score = policy.log_prob(actions)[:, :-1] * advantage + 0.01 * policy.entropy()[:, :-1]
+    losses, metrics = agent.explorer_losses(features, actions)
+    torch.testing.assert_close(losses["explorer_policy"], -alive.cumprod(1)[:, :-1] * score)
+    torch.testing.assert_close(metrics["explorer/imagined_return"], sought.mean())
+    torch.testing.assert_close(own.current(), spread)
+    assert task.range.tolist() == [0.0, 3.0], "the task's scale is that of the task's own returns"
+
+
+def test_the_ensemble_predicts_what_an_action_leads_to(make) -> None:
+    agent = make()
+    data = agent.replay.sample(4).data
+    torch.manual_seed(0)
+    losses, _, posterior = agent.losses(data)
+    for time in range(5):
+        inputs = torch.cat([posterior.features[:, time], data["action"][:, 1 + time].clamp(-1, 1)], -1)
+        error = (agent.networks.ensemble(inputs) - posterior.stoch[:, time + 1].flatten(-2)).square().sum((0, -1))
+        within = ~data["is_first"][:, time + 2]
+        torch.testing.assert_close(losses["ensemble"][within, time], error[within])
+
+
+def test_replayed_returns_of_the_explorer_do_not_teach_the_tasks_critic(make) -> None:
+    agent = make()
+    losses, _, _ = agent.losses(agent.replay.sample(4).data)
+    value = list(agent.actor_critic.value.parameters())
+    _, total = agent.total(losses)
+    expected = torch.autograd.grad(losses["value"].mean(), value, retain_graph=True)
+    for found, own in zip(torch.autograd.grad(total, value), expected, strict=True):
+        torch.testing.assert_close(found, own)
 
 
 def test_a_skipped_update_leaves_both_behaviours(make) -> None:

@@ -172,3 +172,7 @@ def test_scaled_rewards_are_learnt_as_rewards_that_come_scaled(make, actor_gradi
             torch.testing.assert_close(value, found[1][name], rtol=1e-4, atol=1e-5)
     for name in ("wm/imagined_reward", "critic/value", "actor/imagined_return", "actor/return_scale"):
         torch.testing.assert_close(8 * found[0][name], found[1][name], rtol=1e-4, atol=1e-5)
+
+
+def test_returns_are_divided_by_at_least_the_unit_of_scaled_rewards(make) -> None:
+    assert make(reward_scaling=8.0).actor_critic.return_scale.current().item() == 1 / 8
