@@ -6,6 +6,7 @@ import json
 import shutil
 import signal
 import socket
+import socketserver
 import subprocess
 import sys
 import threading
@@ -545,6 +546,37 @@ class Server:
         self.process.wait()
 
 
+class Wire(socketserver.ThreadingTCPServer):
+    """A connection to the server that fails as it is asked to, at each request that begins with ``method``."""
+
+    daemon_threads = True
+    method, fault = b"PUT", ""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(("127.0.0.1", 0), self.pass_on)
+        self.target, self.url = port, f"http://127.0.0.1:{self.server_address[1]}"
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def pass_on(self, client: socket.socket, *_: Any) -> None:
+        with socket.create_connection(("127.0.0.1", self.target)) as server, suppress(OSError):
+            threading.Thread(target=self._answer, args=(server, client), daemon=True).start()
+            while data := client.recv(65536):
+                failing = self.fault and data.startswith(self.method)
+                if failing and self.fault == "refuse":
+                    client.sendall(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+                    break
+                server.sendall(data[:-10] if failing and self.method == b"PUT" else data)
+                if failing:
+                    break
+
+    def _answer(self, server: socket.socket, client: socket.socket) -> None:
+        with suppress(OSError):
+            while data := server.recv(65536):
+                client.sendall(data)
+                if self.fault and self.method == b"GET":
+                    client.shutdown(socket.SHUT_RDWR)
+
+
 @pytest.fixture
 def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     pytest.importorskip("moto.server")
@@ -580,6 +612,40 @@ def test_s3(s3: Server, begin: Callable[..., Copied], capsys: pytest.CaptureFixt
     s3.files.mkdir("bucket")
     run.copied(70)
     assert run.mirror._steps() == [70]
+
+
+@pytest.mark.parametrize("fault", ["refuse", "cut"])
+def test_half_a_checkpoint_in_s3_is_none(
+    fault: str, s3: Server, begin: Callable[..., Copied], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write is refused or cut in its midst after the first files of a checkpoint; so is a transfer back."""
+    wire = Wire(s3.port)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", wire.url)
+    run = begin(url="s3://bucket/some/where")
+    run.copied(10)
+    there, put = set(run.mirror._sizes("files")), run.mirror._fs.put_file
+
+    def put_one(*arguments: str) -> None:
+        put(*arguments)
+        wire.fault = fault
+
+    with monkeypatch.context() as later:
+        later.setattr(run.mirror._fs, "put_file", put_one)
+        run.copied(20)
+    wire.fault = ""
+    new = set(run.mirror._sizes("files")) - there
+    assert len(new) == 1 < len(digests(run.run_dir) - there)
+    assert run.mirror._steps() == [10]
+    assert checkpoint_steps(download(run)) == [10]
+    run.copied(30)
+    assert run.mirror._steps() == checkpoint_steps(run.run_dir)[-1:]
+    wire.method, wire.fault = b"GET", fault
+    with pytest.raises(CommandError):
+        download(run)
+    assert checkpoint_steps(run.run_dir.with_name("empty")) == []
+    wire.fault = ""
+    assert_same_checkpoint(run.run_dir, download(run), 30)
+    wire.shutdown()
 
 
 @pytest.mark.slow
