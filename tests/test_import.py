@@ -59,7 +59,10 @@ def test_a_backend_that_started_first_is_noticed_and_importing_jax_alone_is_no_m
     assert run(code, JAX_PLATFORMS="cpu").split() == ["False", "True"]
 
 
-OPTIONAL = ("minigrid", "ale_py", "dm_control", "mujoco_playground", "brax", "flax", "wandb", "mlflow", "a_plugin")
+OPTIONAL = (
+    *("minigrid", "ale_py", "dm_control", "mujoco_playground", "brax", "flax", "wandb", "mlflow"),
+    *("minari", "lerobot", "pyarrow", "av", "s3fs", "a_plugin"),
+)
 BLOCKED = f"""
 import sys
 

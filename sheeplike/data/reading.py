@@ -57,11 +57,14 @@ def read(path: Path, layout: str | None = None) -> Iterator[Episode]:
 
 def control_rate(path: Path, layout: str) -> float | None:
     """Return the steps per second of a dataset, or None if it does not tell."""
-    place = {"npz": path / FACTS, "lerobot": path / "meta" / "info.json"}.get(layout)
+    place = {"npz": path / FACTS, "lerobot": path / "meta/info.json", "minari": path / "data/metadata.json"}.get(layout)
     if place is None or not place.is_file():
         return None
     with expecting(place, "JSON with fps, the steps per second"):
-        return float(json.loads(place.read_text(encoding="utf-8"))["fps"])
+        facts = json.loads(place.read_text(encoding="utf-8"))
+        if layout == "minari" and "fps" not in facts:  # one that another program wrote
+            return None
+        return float(facts["fps"])
 
 
 def require(module: str) -> Any:

@@ -89,7 +89,7 @@ def to_minari(episodes: Iterable[Episode], place: Path, name: str, spaces: Space
     data.mkdir(parents=True)
     made = storage.MinariStorage.new(data, observed, spaces["action"], jpeg_encoding=False)
     identity = re.sub(r"\W", "_", name)
-    made.update_metadata({"dataset_id": f"{identity}-v0", "minari_version": minari.__version__})
+    made.update_metadata({"dataset_id": f"{identity}-v0", "minari_version": minari.__version__, "fps": fps})
     made.update_episodes(buffers())
 
 

@@ -32,6 +32,7 @@ from sheeplike.run.layout import CHECKPOINTS, CONFIG_FILE, METRICS, STARTS, chec
 from sheeplike.terminal import first_sentence, reason_of, warn
 
 STOPPING, FINISHING = 60, 3600  # seconds that the last copy may take: after a signal or an error, and otherwise
+PIP = {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs"}  # protocol to package
 _FILES, _SMALL = "files", (STARTS, CONFIG_FILE, METRICS)
 _LIST, _SHA256 = re.compile(r"step_([0-9]{12,})\.json"), re.compile(r"[0-9a-f]{64}")
 
@@ -51,7 +52,9 @@ class Mirror:
         try:
             self._fs, self._root = fsspec.core.url_to_fs(self.url, skip_instance_cache=True)
         except (ValueError, ImportError) as error:
-            raise InvalidOption("checkpoint.mirror", url, f"{expected}; {error}") from None
+            package = PIP.get(url.partition(":")[0])
+            hint = f"the package of this protocol: pip install {package}" if package else f"{expected}; {error}"
+            raise InvalidOption("checkpoint.mirror", url, hint) from None
         if "file" in self._fs.protocol and Path(self._root).resolve().is_relative_to(run_dir.resolve()):
             raise InvalidOption("checkpoint.mirror", url, f"a place outside of run_dir={run_dir}")
         self._fs.auto_mkdir = True  # of a file system with directories

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -80,6 +81,29 @@ def test_resume_is_exact(run, way):
         assert first.policy_steps == half
     with run(way, "parts", "resume=auto") as second:
         assert second.policy_steps == half
+        second.iterate()
+        found = everything(second)
+    assert expected.keys() == found.keys()
+    for name, value in expected.items():
+        assert torch.equal(value, found[name]), name
+
+
+def test_resume_is_exact_with_all_of_it_on_an_empty_machine(run, tmp_path, monkeypatch):
+    """Recorded episodes, a replay on the disk, whole episodes, copies elsewhere, and every logger that is installed."""
+    installed = [name for name in ("wandb", "mlflow") if importlib.util.find_spec(name)]
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    everywhere = (f"logger=[{','.join(['tensorboard', *installed])}]", "checkpoint.every=32")
+    everywhere += ("agent.replay_device=disk", "agent.sampling=episode")
+    with run("share", "whole", *everywhere) as whole:
+        whole.iterate()
+        expected = everything(whole)
+    everywhere += (f"checkpoint.mirror=file://{tmp_path / 'bucket'}", "resume=auto")
+    with run("share", "parts", *everywhere) as first:
+        first.iterate(64)
+    shutil.rmtree(tmp_path / "parts")
+    with run("share", "parts", *everywhere) as second:
+        assert second.policy_steps == 64
         second.iterate()
         found = everything(second)
     assert expected.keys() == found.keys()

@@ -442,6 +442,13 @@ def test_an_impossible_place_is_refused(url: str, refused: Callable[..., Any]) -
     assert refused(*JOB, f"checkpoint.mirror={url}").names(f"checkpoint.mirror={url}", "s3://bucket/prefix")
 
 
+def test_a_missing_package_is_named_with_its_pip_line(refused: Callable[..., Any], monkeypatch: Any) -> None:
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    assert refused(*JOB, "checkpoint.mirror=gs://bucket/x").names(
+        "checkpoint.mirror=gs://bucket/x", "pip install gcsfs"
+    )
+
+
 def test_a_place_in_the_run_itself_is_refused(tmp_path: Path) -> None:
     for url in (f"file://{tmp_path}/run", f"file://{tmp_path}/run/copies"):
         with pytest.raises(InvalidOption):
