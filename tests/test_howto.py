@@ -18,7 +18,11 @@ from PIL import Image
 
 from sheeplike.__main__ import main, parse
 from sheeplike.commands import doctor
-from sheeplike.config.compose import load
+from sheeplike.commands.analyze import AnalyzeOptions
+from sheeplike.commands.dream import DreamOptions
+from sheeplike.commands.eval import EvalOptions
+from sheeplike.commands.record import RecordOptions
+from sheeplike.config.compose import load, load_options
 from sheeplike.config.saved import to_yaml
 from sheeplike.config.sources import Sources
 from sheeplike.envs.gym.vector_env import GymVectorEnv
@@ -28,6 +32,7 @@ from sheeplike.monitor.logger import RunLogger
 from sheeplike.trained.exported import demos
 
 ROOT = Path(__file__).parents[1]
+OPTIONS = {"analyze": AnalyzeOptions, "dream": DreamOptions, "eval": EvalOptions, "record": RecordOptions}
 TOP = [ROOT / f"{name}.md" for name in ("README", "SECURITY", "CONTRIBUTING", "CHANGELOG")]
 PAGES = [*TOP, *sorted((ROOT / "howto").glob("*.md"))]
 
@@ -84,12 +89,14 @@ def test_every_command_asks_for_something_that_exists(
     if arguments[0] == "compare":
         for agent in ("dreamer_v3", "ppo"):
             record(tmp_path / arguments[1] / agent / agent / "seed_0", agent, Path(arguments[1]).name)
+        Path("published.csv").write_text("step,value,seed\n0,1,0\n10000,50,0\n0,2,1\n10000,60,1\n")
         main(arguments)
         assert "| dreamer_v3 | 1 |" in " ".join(capsys.readouterr().out.split())
         return
     # Played in the tests of these commands.
     if arguments[0] in ("analyze", "dream", "eval", "record") and "run=demo:" in command:
         assert arguments[1].removeprefix("run=demo:") in demos()
+        load_options(OPTIONS[arguments[0]], parse(arguments[1:]).about_run())
         return
     if arguments[0] == "doctor":  # examined in commands/test_doctor.py
         assert doctor.parse(parse(arguments[1:])).checks
