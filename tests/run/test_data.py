@@ -166,6 +166,13 @@ def test_held_out_episodes_are_not_learnt_from(run):
         assert seen | kept == set(range(8))
 
 
+def test_held_out_episodes_do_not_move_the_whitening(run):
+    """Vectors are whitened by the mean of what is learnt from: episodes 0, 1, 2, 4, 5 and 6 of 8."""
+    with run("offline", "run", "agent.probes=[state]") as experiment:
+        (norm,) = experiment.agent.probes.heads["norms"]
+        assert norm.mean[0].item() == pytest.approx(3.0)
+
+
 def test_after_a_prefill_the_files_are_not_needed(run, tmp_path):
     with run("prefill", "run") as experiment:
         experiment.iterate(64)

@@ -173,18 +173,19 @@ class DreamerV3(Agent):
                 self.add(self._without_latents(step))
             self._fill_latents(self.replay)
         else:
-            self.recorded = self._record(steps, num_envs, length)
+            self.recorded = self._record(steps, num_envs, length, learnt=True)
             self.recorded.generator = self.generator
             self.sampled = MixedReplay(self.replay, self.recorded, share)
 
     def hold_out(self, steps: Iterable[Step], num_envs: int, length: int) -> None:
-        self.held_out = self._record(steps, num_envs, length)
+        self.held_out = self._record(steps, num_envs, length, learnt=False)
 
-    def _record(self, steps: Iterable[Step], num_envs: int, length: int) -> SequenceReplay:
+    def _record(self, steps: Iterable[Step], num_envs: int, length: int, *, learnt: bool) -> SequenceReplay:
         """Return a ring that holds exactly these steps."""
         ring = self._make_replay(num_envs=num_envs, size=num_envs * length, online=False)
         for step in steps:
-            self._update_norms(step.obs)
+            if learnt:
+                self._update_norms(step.obs)
             ring.add(encode_step(self._without_latents(step), self.stored, self.codec))
         self._fill_latents(ring)
         self._recordings.append(self._digest(ring))
