@@ -21,6 +21,8 @@ FIGURES = {
         [f"learn_from_data/{name}" for name in ("nothing", "demonstrations", "by_hand")],
         ["metric=eval/success_rate", "threshold=0.9"],
     ),
+    "learn_offline": ("steps", ["learn_from_data/offline"], []),
+    "learn_offline_nll": ("steps", ["learn_from_data/offline"], ["metric=held_out/nll"]),
     "learn_to_pick": (
         "steps",
         ["learn_from_data/nothing", "learn_to_pick/ppo"],
