@@ -134,11 +134,13 @@ def entries(run_id: str) -> tuple[object, dict[str, list[tuple[int, float]]]]:
     return run, {name: sorted((one.step, one.value) for one in curve) for name, curve in history.items()}
 
 
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=["database", "files"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mlflow")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/runs.db")
+    places = {"database": f"sqlite:///{tmp_path}/runs.db", "files": f"file://{tmp_path}/mlruns"}
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", places[request.param])
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # which is no longer the default
 
 
 @pytest.mark.slow
