@@ -171,6 +171,12 @@ def test_ppo_in_an_environment_that_is_not_simulated_here(tmp_path, capsys):
     assert list(found["update"]) == ["eager"]
 
 
+def test_an_agent_that_learns_on_one_device_has_no_table_of_ranks(tmp_path, capsys):
+    job = ("env=cartpole_balance", "agent=plan2explore", "parts=[ranks,update]", "modes=[off]")
+    found = measure(tmp_path, capsys, *job)
+    assert list(found) == ["update", "data"]
+
+
 def test_the_bare_loop_and_the_vector_env_do_the_same():
     """The same episodes, frames and ends included, from one compiled step."""
     arguments = ["exp=dreamer_v3", JOB[0], "profile=cpu", "env.num_envs=2", "env.options.episode_length=4", "seed=3"]

@@ -99,7 +99,7 @@ def test_the_agent_that_is_loaded_is_the_one_that_was_trained(
         assert torch.equal(action, player.act(obs, is_first))
 
     # From the run itself, of any checkpoint.
-    for name, is_it in (("last", True), ("64", False)):
+    for name, is_it in (("last", True), ("64", False), (64, False)):
         found = load_agent(run_dir, checkpoint=name).state_dict()
         assert all(torch.equal(found[key], value) for key, value in expected.items()) == is_it
 

@@ -116,7 +116,7 @@ class DreamerV3Config(AgentConfig):
         333.0, gt=1, description="discount horizon in time steps: 1 / (1 - discount)"
     )
     reward_scaling: float = Field(
-        1.0, ge=1e-6, le=1e6, description="factor of all rewards; what is logged and shown is divided by it again"
+        1.0, ge=1e-6, le=1e6, description="factor of rewards in learning; rewards and values are logged without it"
     )
     return_lambda: float = Field(0.95, ge=0, le=1, description="lambda of the lambda-returns")
     entropy_scale: Annotated[float, HEADLINE] = Field(3e-4, ge=0, le=1e6, description="weight of the policy's entropy")
