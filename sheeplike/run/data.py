@@ -55,6 +55,11 @@ def load(config: Config, agent: Agent, envs: VectorEnv, *, resumed: bool) -> Non
     apart = f", {len(held_out)} held out" if held_out else ""
     info(f"data: {len(learnt)} episodes, {sum(map(len, learnt)):,} steps{apart}; return {mean:.4g} on average")
 
+    stored, size = sum(map(len, learnt)), config.agent.replay_size
+    if share is None and stored > size:
+        expected = f"expected at most agent.replay_size={size}; nearest: agent.replay_size={stored}, or data.episodes="
+        raise CommandError(f"data.path={asked.path}: {stored} steps; {expected}")
+
     def steps(episodes: list[Episode], columns: int, shortest: int) -> tuple[Iterator[Step], int, int]:
         """Return ``shortest`` or more steps of at most ``columns`` worlds, and the numbers of both."""
         total = sum(map(len, episodes))

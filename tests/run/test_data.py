@@ -222,6 +222,13 @@ def test_recordings_that_do_not_suit(run, tmp_path, spoil, fact):
     assert not (tmp_path / "run").exists()
 
 
+def test_more_steps_than_the_replay_holds(run, tmp_path):
+    with pytest.raises(CommandError, match="agent.replay_size=160"):
+        run("prefill", "run", "agent.replay_size=128")
+    with run("share", "other", "agent.replay_size=128"):
+        pass
+
+
 def test_no_files(tmp_path):
     with pytest.raises(CommandError, match="nowhere"):
         sheeplike.init(*JOB, f"data.path={tmp_path / 'nowhere'}", f"run_dir={tmp_path / 'run'}")
