@@ -62,9 +62,7 @@ def control_rate(path: Path, layout: str) -> float | None:
         return None
     with expecting(place, "JSON with fps, the steps per second"):
         facts = json.loads(place.read_text(encoding="utf-8"))
-        if layout == "minari" and "fps" not in facts:  # one that another program wrote
-            return None
-        return float(facts["fps"])
+        return None if layout == "minari" and "fps" not in facts else float(facts["fps"])  # others write none
 
 
 def require(module: str) -> Any:

@@ -223,7 +223,7 @@ def test_recordings_that_do_not_suit(run, tmp_path, spoil, fact):
 
 
 def test_more_steps_than_the_replay_holds(run, tmp_path):
-    with pytest.raises(CommandError, match="agent.replay_size=160"):
+    with pytest.raises(CommandError, match="replay_size=160"):
         run("prefill", "run", "agent.replay_size=128")
     with run("share", "other", "agent.replay_size=128"):
         pass

@@ -146,7 +146,7 @@ class DreamerV3(Agent):
         self.compiled.methods(critic, "imagine_step")
         self.compiled.methods(self.networks, "_act")
         self.compiled.methods(self, "behaviour_losses")
-        # On a CPU, whose time goes into convolutions, this would save 2 % for half a minute of compiling.
+        # On a CPU this saves little and compiles long (howto/make_it_fast.md).
         if self.device.type != "cpu":
             self.compiled.methods(world.encoder, "forward")
             self.compiled.methods(world, "losses")
