@@ -10,7 +10,7 @@ import yaml
 from sheeplike import host
 from sheeplike.agents import registry
 from sheeplike.config import compose
-from sheeplike.config.compose import load_saved
+from sheeplike.config.compose import load_saved, parse
 from sheeplike.config.saved import to_yaml
 from sheeplike.config.schema import all_keys
 from sheeplike.config.sources import CONFIGS, Sources
@@ -193,6 +193,12 @@ def test_the_command_line_wins():
     assert load([*JOB, "seed=1", "seed=2"], BUILT_IN).seed == 2
     widths = "agent.size={deter:64,hidden:8,classes:4,depth:2,units:8}"
     assert load([*JOB, widths], BUILT_IN).agent.widths.hidden == 8
+
+
+@pytest.mark.parametrize("path", ["a,b", "(1)", "q'q", "#h", "1e3", "x=1", "~/x", "ü"])
+@pytest.mark.parametrize("key", ["run_dir", "agent.from", "data.path"])
+def test_a_path_is_taken_as_it_is_typed(key: str, path: str) -> None:
+    assert parse(f"{key}={path}").value() == path
 
 
 def test_values_are_typed():
