@@ -97,13 +97,15 @@ def call(command: list[str]) -> int:
             signal.signal(signum, signal.SIG_DFL if handler is None else handler)
 
 
-def list_seeds(asked: int | tuple[int, ...], first: int, *, given: bool) -> list[int]:
+def list_seeds(asked: int | tuple[int, ...] | None, first: int, *, given: bool) -> list[int]:
     """Return the seeds that ``seeds=`` means: so many, counted from ``seed``, or those in a list.
 
     Args:
         given: ``seed=`` is on the command line too.
     """
     expected = "how many, counted from seed=, or a list of different ones"
+    if asked is None:
+        raise InvalidOption("seeds", "null", expected, 3)
     if isinstance(asked, int):
         if not 1 <= asked <= 1000:
             raise InvalidOption("seeds", asked, expected, min(max(asked, 1), 1000))

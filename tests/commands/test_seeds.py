@@ -109,6 +109,7 @@ def test_a_run_dir_is_the_parent_of_all(started, sheeplike, tmp_path):
     [
         (("seeds=0",), ["seeds=0", "nearest: seeds=1"]),
         (("seeds=two",), ["seeds=two"]),
+        (("seeds=null",), ["seeds=null", "nearest: seeds=3"]),
         (("seeds=",), ["seeds="]),
         (("seeds=true",), ["seeds=true"]),
         (("seeds=1.5",), ["seeds=1.5"]),
