@@ -72,17 +72,19 @@ class Mirror:
         return None
 
     def download(self) -> None:
-        """Copy the checkpoints there into a run directory that has none, the newest first.
+        """Copy the checkpoints there into a run directory that lacks the newest of them, which comes last.
 
         CommandError if one is damaged or cannot be read, or if the place belongs to another run.
         """
         with self._reading():
-            if checkpoint_steps(self.run_dir):
+            here, there = checkpoint_steps(self.run_dir), self._steps()
+            if here:
                 self._check_owner()
+            if here and (not there or there[-1] <= here[-1]):
                 return
-            for name in _SMALL:
+            for name in [] if here else _SMALL:
                 write_atomically(self.run_dir / name, self._fs.cat_file(f"{self._root}/{name}"))
-            for step in reversed(self._steps()):
+            for step in there:
                 ranks = list(enumerate(self._manifests(step)))
                 for rank, text in reversed(ranks):  # it counts once the first rank's part is there
                     if self._path(step, rank).exists():
