@@ -104,14 +104,12 @@ def list_seeds(asked: int | tuple[int, ...] | None, first: int, *, given: bool) 
         given: ``seed=`` is on the command line too.
     """
     expected = "how many, counted from seed=, or a list of different ones"
-    if asked is None:
-        raise InvalidOption("seeds", "null", expected, 3)
     if isinstance(asked, int):
         if not 1 <= asked <= 1000:
             raise InvalidOption("seeds", asked, expected, min(max(asked, 1), 1000))
         return list(range(first, first + asked))
-    if given:
+    if given and asked:
         raise CommandError(f"seeds=[{','.join(map(str, asked))}] and seed={first}: expected one of them")
     if not asked or len(set(asked)) < len(asked):
-        raise InvalidOption("seeds", asked, expected, list(dict.fromkeys(asked)) or 3)
+        raise InvalidOption("seeds", asked, expected, list(dict.fromkeys(asked or ())) or 3)
     return list(asked)

@@ -44,7 +44,6 @@ from sheeplike.terminal import warn
 
 COMMAND_LINE = "command line"
 T = TypeVar("T", bound=Options)
-# Keys whose values are paths or URLs.
 PATHS = ("resume", "run", "run_dir", "out", "to", "reference", "checkpoint.mirror", "agent.from", "data.path")
 SECTIONS = {"agents": "agent", "profiles": "profile"}  # section of a file -> the group whose choices its names are
 

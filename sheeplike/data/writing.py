@@ -139,7 +139,7 @@ CONVERTERS = {"minari": to_minari, "lerobot": to_lerobot}
 class Recording(NpzWriter):
     """A recording in any layout: npz files, converted as a whole once :meth:`finish` is called.
 
-    Until then the files of another layout lie beside the place, in ``<place>.npz``: a killed recording goes on.
+    Until then the files of another layout lie beside the place, in ``<place>.unfinished``: a killed recording goes on.
 
     Args:
         spaces: observations by name, and ``action``.
@@ -151,7 +151,7 @@ class Recording(NpzWriter):
             require(layout)
             if place.exists():
                 raise CommandError(f"to={place}: exists; a dataset of {layout} is written once; nearest: to={place}_2")
-            place = place.with_name(f"{place.name}.npz")
+            place = place.with_name(f"{place.name}.unfinished")
         super().__init__(place, facts)
 
     def finish(self) -> None:

@@ -55,8 +55,7 @@ def load(config: Config, agent: Agent, envs: VectorEnv, *, resumed: bool) -> Non
     apart = f", {len(held_out)} held out" if held_out else ""
     info(f"data: {len(learnt)} episodes, {sum(map(len, learnt)):,} steps{apart}; return {mean:.4g} on average")
 
-    stored, size = sum(map(len, learnt)), config.agent.replay_size
-    if share is None and stored > size:
+    if share is None and (stored := sum(map(len, learnt))) > (size := config.agent.replay_size):
         expected = f"expected at most agent.replay_size={size}; nearest: agent.replay_size={stored}, or data.episodes="
         raise CommandError(f"data.path={asked.path}: {stored} steps; {expected}")
 

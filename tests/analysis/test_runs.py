@@ -36,6 +36,16 @@ def test_other_settings_are_another_group(compared, trained, record, begin):
     assert {row["seeds"] for row in rows.values()} == {"2"}
 
 
+def test_seeds_that_began_with_runs_of_their_own_are_one_group(compared, trained, record, begin):
+    trained({0: [1], 1: [2]})
+    for seed in (0, 1):
+        place = Path(f"logs/franka_pick/explored/seed_{seed}")
+        record(begin(place, seed=seed, **{"agent__from": f"logs/before/seed_{seed}"}), [3])
+    rows = compared("logs").rows
+    assert set(rows) == {"dreamer_v3, from=null", "dreamer_v3, from=logs/before"}
+    assert {row["seeds"] for row in rows.values()} == {"2"}
+
+
 def test_sizes_are_named_as_they_were_typed(compared, trained, record, begin):
     trained({0: [1]})
     record(begin(Path("logs/franka_pick/big/seed_0"), seed=0, agent__size="12m"), [3])
