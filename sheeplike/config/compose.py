@@ -224,11 +224,10 @@ class _File(NamedTuple):
         for section, group in SECTIONS.items():
             named = self.content.get(section) or {}
             if not isinstance(named, dict):
-                raise CommandError(
-                    f"{self.source}: {section}: expected names of agents or profiles with keys below them"
-                )
+                raise CommandError(f"{self.source}: {section}: expected {group} names with keys below them")
             for name, part in named.items():
-                if not isinstance(part, dict):
+                below = [part, *(part.get(one, {}) for one in ("env", "agent"))] if isinstance(part, dict) else [part]
+                if not all(isinstance(one, dict) for one in below):
                     raise CommandError(f"{self.source}: {group} {name}: expected keys with their values")
                 yield from self._replace(content=part).parts((*choices, f"{group}/{name}"))
 

@@ -287,7 +287,7 @@ def keep_freed_memory(keep: bool = True) -> None:
     """Have this process keep the memory that it frees, or return it to the system as usual.
 
     glibc maps and unmaps memory for every large tensor, and the system clears each page again, which on a CPU took a
-    third of an update. Without glibc this does nothing.
+    fifth of an update. Without glibc this does nothing.
     """
     trim_threshold, mmap_threshold, mmap_max = -1, -3, -4  # malloc.h
     try:
