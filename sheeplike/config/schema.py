@@ -113,8 +113,7 @@ class Fabric(Options):
         600, ge=10, le=86_400, description="seconds that a rank waits for another before the run ends"
     )
     deterministic: bool = Field(
-        False,
-        description="bit-identical results of torch and JAX on a GPU too, at some cost; on a CPU they always are",
+        False, description="bit-identical results of torch and JAX on a GPU too, at some cost; on a CPU they always are"
     )
     deterministic_physics: bool = Field(
         False, description="bit-identical physics and rendering by Warp on a GPU; some kernels have no such form"
@@ -256,8 +255,7 @@ class Start(Options):
     """Keys of the command line alone; they are not saved with the run."""
 
     resume: str | None = Field(
-        None,
-        description="run directory to resume, or auto: resume the run in run_dir if there is one, else begin it",
+        None, description="run directory to resume, or auto: resume the run in run_dir if there is one, else begin it"
     )
     seeds: int | tuple[int, ...] | None = Field(
         None, description="train once per seed: a number of seeds, counted from seed, or a list of them"
@@ -311,9 +309,7 @@ def validate(data: Mapping[str, Any]) -> Config:
     _check_ranks(config, eval_envs)
     accelerator = {"gpu": "cuda"}.get(config.fabric.accelerator, config.fabric.accelerator)
     return config.replace(
-        agent=agent,
-        eval=config.eval.replace(num_envs=eval_envs),
-        fabric=config.fabric.replace(accelerator=accelerator),
+        agent=agent, eval=config.eval.replace(num_envs=eval_envs), fabric=config.fabric.replace(accelerator=accelerator)
     )
 
 

@@ -191,13 +191,7 @@ def build_envs(config: Config, num_envs: int, device: torch.device, **options: A
 
 
 def make_envs(
-    config: Config,
-    num_envs: int,
-    device: torch.device,
-    *,
-    randomize: bool = True,
-    stagger: bool = False,
-    rank: int = 0,
+    config: Config, num_envs: int, device: torch.device, *, randomize: bool = True, stagger: bool = False, rank: int = 0
 ) -> VectorEnv:
     """Return the environments that the configuration describes; with ``rank``, its part of those of all ranks."""
     env = config.env

@@ -181,10 +181,17 @@ class Mirror:
                 self._due.task_done()
 
     def _copy(self) -> None:
-        """Copy the newest checkpoint, and remove what the run directory no longer holds."""
+        """Copy the newest checkpoint, then others that are not there; remove what the run directory no longer holds."""
         self._check_owner()
-        step, there = checkpoint_steps(self.run_dir)[-1], self._sizes(_FILES)
-        self._writer.pinned = step
+        *others, newest = checkpoint_steps(self.run_dir)
+        self._copy_one(newest)
+        for step in sorted(set(others) - set(self._steps())):
+            with suppress(FileNotFoundError):  # it was removed meanwhile
+                self._copy_one(step)
+        self._prune()
+
+    def _copy_one(self, step: int) -> None:
+        self._writer.pinned, there = step, self._sizes(_FILES)
         texts = self._own_manifests(step)
         for path, (size, sha256) in self._files(step, texts).items():
             if there.get(sha256) != size:
@@ -193,7 +200,6 @@ class Mirror:
             self._put(f"{self._root}/{name}", (self.run_dir / name).read_bytes())
         if texts == self._own_manifests(step):  # otherwise it was replaced meanwhile, and the new one is due
             self._put(self._list(step), json.dumps(texts).encode())
-            self._prune()
 
     def _put(self, path: str, data: bytes) -> None:
         """Write a small file, whole or not at all, as an object store does by itself."""

@@ -44,12 +44,7 @@ class Recorder:
     """
 
     def __init__(
-        self,
-        agent: Agent,
-        envs: VectorEnv,
-        progress: Progress,
-        logger: RunLogger | None = None,
-        ranks: Ranks = ALONE,
+        self, agent: Agent, envs: VectorEnv, progress: Progress, logger: RunLogger | None = None, ranks: Ranks = ALONE
     ) -> None:
         self.ranks = ranks
         self.agent, self.envs, self.progress, self.logger = agent, envs, progress, logger

@@ -185,6 +185,16 @@ def test_an_empty_machine_gets_what_the_run_directory_held(begin: Callable[..., 
     assert sorted(f.name for f in empty.rglob("*.pt")) == sorted(f.name for f in run.run_dir.rglob("*.pt"))
 
 
+def test_a_best_checkpoint_from_before_the_mirror_is_copied_too(begin: Callable[..., Copied]) -> None:
+    run = begin()
+    written, run.writer.written = run.writer.written, lambda: None
+    run.save(10)
+    run.writer.written = written
+    run.copied(20)
+    assert run.mirror._steps() == checkpoint_steps(run.run_dir) == [10, 20]
+    assert_same_checkpoint(run.run_dir, download(run), 10)
+
+
 def test_each_file_is_copied_once(begin: Callable[..., Copied], faulty: type[Faulty]) -> None:
     run = begin(url="faulty://bucket/x", keep_last=9)
     for step in (10, 20, 30, 40):
@@ -291,7 +301,7 @@ def test_a_failure_is_told_once_and_the_next_checkpoint_is_tried(
     assert checkpoint_steps(empty) == [10], "half of one is none"
     checkpoint.load_latest(empty / "checkpoints")
     run.copied(40)
-    assert run.mirror._steps() == [40]
+    assert run.mirror._steps() == checkpoint_steps(run.run_dir) == [30, 40]
     assert_same_checkpoint(run.run_dir, download(run), 40)
 
 
@@ -630,7 +640,7 @@ def test_s3(s3: Server, begin: Callable[..., Copied], capsys: pytest.CaptureFixt
     s3.files.invalidate_cache()
     s3.files.mkdir("bucket")
     run.copied(70)
-    assert run.mirror._steps() == [70]
+    assert run.mirror._steps() == checkpoint_steps(run.run_dir) == [60, 70]
 
 
 @pytest.mark.parametrize("fault", ["refuse", "cut"])
@@ -657,7 +667,7 @@ def test_half_a_checkpoint_in_s3_is_none(
     assert run.mirror._steps() == [10]
     assert checkpoint_steps(download(run)) == [10]
     run.copied(30)
-    assert run.mirror._steps() == checkpoint_steps(run.run_dir)[-1:]
+    assert run.mirror._steps() == checkpoint_steps(run.run_dir) == [20, 30]
     wire.method, wire.fault = b"GET", fault
     with pytest.raises(CommandError):
         download(run)

@@ -34,14 +34,7 @@ from sheeplike.agents.dreamer_v3.config import CONTEXT, DreamerV3Config
 from sheeplike.agents.dreamer_v3.networks import DreamerNetworks
 from sheeplike.agents.dreamer_v3.probes import Probes
 from sheeplike.agents.dreamer_v3.rssm import Latent
-from sheeplike.agents.dreamer_v3.storage import (
-    LATENTS,
-    ModelKeys,
-    encode_step,
-    pack_latent,
-    replay_spec,
-    unpack_latent,
-)
+from sheeplike.agents.dreamer_v3.storage import LATENTS, ModelKeys, encode_step, pack_latent, replay_spec, unpack_latent
 from sheeplike.agents.dreamer_v3.world_model import open_loop
 from sheeplike.agents.nonfinite import SkipCounter, health, preserve_state
 from sheeplike.memory import MixedReplay, SequenceReplay

@@ -80,13 +80,7 @@ class DreamerNetworks(PolicyNetworks):
         return state, self.codec.to_env(action), pack_latent(latent)
 
     def _act(
-        self,
-        latent: Latent,
-        action: Tensor,
-        obs: Mapping[str, Tensor],
-        is_first: Tensor,
-        sample: bool,
-        behaviour: str,
+        self, latent: Latent, action: Tensor, obs: Mapping[str, Tensor], is_first: Tensor, sample: bool, behaviour: str
     ) -> tuple[Latent, Tensor]:
         step = {key: value.unsqueeze(1) for key, value in obs.items()}
         latent, *_ = self.world_model.observe(latent, action.unsqueeze(1), step, is_first.unsqueeze(1))

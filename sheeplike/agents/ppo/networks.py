@@ -73,14 +73,7 @@ class MLP(nn.Sequential):
     """
 
     def __init__(
-        self,
-        inputs: int,
-        hidden: Sequence[int],
-        outputs: int,
-        *,
-        activation: str,
-        initialisation: str,
-        gain: float,
+        self, inputs: int, hidden: Sequence[int], outputs: int, *, activation: str, initialisation: str, gain: float
     ) -> None:
         widths = [inputs, *hidden]
         layers: list[nn.Module] = []
