@@ -41,6 +41,8 @@ def load(config: Config, agent: Agent, envs: VectorEnv, *, resumed: bool) -> Non
     if rate is not None and abs(rate - own) > 0.01 * own:
         raise CommandError(f"data.path={path}: {rate:g} steps per second; expected {own:g}, as the environment has")
     spaces = {key: envs.single_observation_space[key] for key in agent.observed}
+    if unknown := sorted(asked.keys.keys() - spaces.keys()):
+        raise CommandError(f"data.keys: {unknown[0]}: expected observations that the agent uses: {', '.join(spaces)}")
     learnt: list[Episode] = []
     held_out: list[Episode] = []  # they are spread evenly over all
     with phase("reading recorded episodes"):
