@@ -226,9 +226,10 @@ class _File(NamedTuple):
             if not isinstance(named, dict):
                 raise CommandError(f"{self.source}: {section}: expected {group} names with keys below them")
             for name, part in named.items():
-                below = [part, *(part.get(one, {}) for one in ("env", "agent"))] if isinstance(part, dict) else [part]
-                if not all(isinstance(one, dict) for one in below):
-                    raise CommandError(f"{self.source}: {group} {name}: expected keys with their values")
+                for below in ("", "env", "agent"):
+                    if not isinstance(part, dict) or not isinstance(part.get(below, {}), dict):
+                        place = f"{self.source}: {section}: {name}: {below}".removesuffix(": ")
+                        raise CommandError(f"{place}: expected keys with their values")
                 yield from self._replace(content=part).parts((*choices, f"{group}/{name}"))
 
 

@@ -57,7 +57,8 @@ def read(path: Path, layout: str | None = None) -> Iterator[Episode]:
 
 def control_rate(path: Path, layout: str) -> float | None:
     """Return the steps per second of a dataset, or None if it does not tell."""
-    place = {"npz": path / FACTS, "lerobot": path / "meta/info.json", "minari": path / "data/metadata.json"}.get(layout)
+    minari = path / "data/metadata.json" if (path / "data").is_dir() else path / "metadata.json"
+    place = {"npz": path / FACTS, "lerobot": path / "meta/info.json", "minari": minari}.get(layout)
     if place is None or not place.is_file():
         return None
     with expecting(place, "JSON with fps, the steps per second"):

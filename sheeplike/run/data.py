@@ -11,7 +11,7 @@ from gymnasium.vector import VectorEnv
 from torch.utils import _pytree as pytree
 
 from sheeplike.agents.agent import Agent, Step
-from sheeplike.config.errors import expand
+from sheeplike.config.errors import UnknownName, expand
 from sheeplike.config.schema import Config, Data
 from sheeplike.data.episodes import Episode, deal, fit
 from sheeplike.data.reading import control_rate, guess_format, read
@@ -42,7 +42,7 @@ def load(config: Config, agent: Agent, envs: VectorEnv, *, resumed: bool) -> Non
         raise CommandError(f"data.path={path}: {rate:g} steps per second; expected {own:g}, as the environment has")
     spaces = {key: envs.single_observation_space[key] for key in agent.observed}
     if unknown := sorted(asked.keys.keys() - spaces.keys()):
-        raise CommandError(f"data.keys: {unknown[0]}: expected observations that the agent uses: {', '.join(spaces)}")
+        raise UnknownName("data.keys: observation", unknown[0], spaces)
     learnt: list[Episode] = []
     held_out: list[Episode] = []  # they are spread evenly over all
     with phase("reading recorded episodes"):
@@ -57,9 +57,10 @@ def load(config: Config, agent: Agent, envs: VectorEnv, *, resumed: bool) -> Non
     apart = f", {len(held_out)} held out" if held_out else ""
     info(f"data: {len(learnt)} episodes, {sum(map(len, learnt)):,} steps{apart}; return {mean:.4g} on average")
 
-    if share is None and (stored := sum(map(len, learnt))) > (size := config.agent.replay_size):
-        expected = f"expected at most agent.replay_size={size}; nearest: agent.replay_size={stored}, or data.episodes="
-        raise CommandError(f"data.path={asked.path}: {stored} steps; {expected}")
+    needed, size = -(-sum(map(len, learnt)) // envs.num_envs) * envs.num_envs, config.agent.replay_size
+    if share is None and not resumed and needed > size:
+        expected = f"expected at most agent.replay_size={size}; nearest: agent.replay_size={needed}"
+        raise CommandError(f"data.path={asked.path}: {needed} steps; {expected}")
 
     def steps(episodes: list[Episode], columns: int, shortest: int) -> tuple[Iterator[Step], int, int]:
         """Return ``shortest`` or more steps of at most ``columns`` worlds, and the numbers of both."""

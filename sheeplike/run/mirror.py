@@ -52,7 +52,7 @@ class Mirror:
         try:
             self._fs, self._root = fsspec.core.url_to_fs(self.url, skip_instance_cache=True)
         except (ValueError, ImportError) as error:
-            package = PIP.get(url.partition(":")[0])
+            package = PIP.get(url.partition(":")[0]) if isinstance(error, ImportError) else None
             hint = f"the package of this protocol: pip install {package}" if package else f"{expected}; {error}"
             raise InvalidOption("checkpoint.mirror", url, hint) from None
         if "file" in self._fs.protocol and Path(self._root).resolve().is_relative_to(run_dir.resolve()):
@@ -60,7 +60,7 @@ class Mirror:
         self._fs.auto_mkdir = True  # of a file system with directories
         self._due: queue.Queue[bool] = queue.Queue()
         self._thread: threading.Thread | None = None
-        self._failed = False
+        self._failed, self._copied = False, -1
 
     # --- an empty machine -------------------------------------------------------------------------------------------
 
@@ -92,7 +92,7 @@ class Mirror:
                     try:
                         checkpoint.install(self._path(step, rank), text, self._get)
                     except checkpoint.Corrupt:
-                        expected = "expected the files that it lists; without it the one before counts"
+                        expected = "expected the files that it lists; without it the others count"
                         place = f"{self.url}/{CHECKPOINTS}/step_{step:012d}.json"
                         raise CommandError(f"checkpoint.mirror: {place}: {expected}") from None
 
@@ -124,7 +124,7 @@ class Mirror:
             found = json.loads(self._fs.cat_file(self._list(step)))
             if found and isinstance(found, list) and all(isinstance(text, str) for text in found):
                 return found
-        raise CommandError(f"{self._list(step)}: expected manifests; without it the one before counts")
+        raise CommandError(f"{self._list(step)}: expected manifests; without it the others count")
 
     def _get(self, sha256: str, path: Path) -> None:
         self._fs.get_file(self._file(sha256), str(path))
@@ -163,7 +163,7 @@ class Mirror:
         self._due.put(False)
         with phase(f"copying the newest checkpoint to {self.url}"):
             thread.join(limit)
-        if self._failed or thread.is_alive():
+        if self._failed or (thread.is_alive() and checkpoint_steps(self.run_dir)[-1:] != [self._copied]):
             warn(f"{self.url} lacks the newest checkpoint, which {self.run_dir} has")
 
     def _work(self) -> None:
@@ -185,13 +185,17 @@ class Mirror:
         self._check_owner()
         *others, newest = checkpoint_steps(self.run_dir)
         self._copy_one(newest)
+        self._copied = newest
+        self._prune()
         for step in sorted(set(others) - set(self._steps())):
+            if checkpoint_steps(self.run_dir)[-1:] != [newest]:  # a newer one comes first
+                return
             with suppress(FileNotFoundError):  # it was removed meanwhile
                 self._copy_one(step)
-        self._prune()
 
     def _copy_one(self, step: int) -> None:
-        self._writer.pinned, there = step, self._sizes(_FILES)
+        self._writer.pinned = step
+        there = self._sizes(_FILES)
         texts = self._own_manifests(step)
         for path, (size, sha256) in self._files(step, texts).items():
             if there.get(sha256) != size:
@@ -225,6 +229,8 @@ class Mirror:
     def _prune(self) -> None:
         """Remove the checkpoints that are no longer here, and files that no remaining one needs."""
         kept, needed = checkpoint_steps(self.run_dir), set()
+        if self._copied not in kept:  # the directory is gone, or a newer one is due
+            return
         for step in self._steps():
             if step in kept:
                 needed |= {sha256 for _, sha256 in self._files(step, self._manifests(step)).values()}

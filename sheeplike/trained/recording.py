@@ -35,8 +35,6 @@ def find_policy(name: str, networks: PolicyNetworks, envs: VectorEnv, *, sample:
     module, _, function = name.partition(":")
     try:
         act = getattr(importlib.import_module(module), function)
-        if not callable(act):
-            raise ValueError(f"{function} is no function")
     except (ImportError, AttributeError, ValueError) as error:
         raise CommandError(f"policy={name}: expected trained, random or <module>:<function>; {error}") from None
     # What it changes in place is not what was seen.

@@ -313,9 +313,13 @@ def test_mistakes_in_configs_of_the_user(refused, tmp_path):
     assert high.names("exp/high.yaml", "'learning_rate'", "nearest: agent.learning_rate")
     write(mine / "exp/size.yaml", "# @package _global_\ndefaults: [override /agent: dreamer_v3]\nagent: {size: 12mm}\n")
     assert "nearest: agent.size=12m (in exp/size.yaml)" in refused("exp=size", "env=franka_pick", *flags)
-    for section in ("agents: {dreamer_v3: {agent: }}", "profiles: {cpu: {env: }}", "agents: {dreamer_v3: 3}"):
+    for section, place in (
+        ("agents: {dreamer_v3: {agent: }}", "agents: dreamer_v3: agent:"),
+        ("profiles: {cpu: {env: }}", "profiles: cpu: env:"),
+        ("agents: {dreamer_v3: 3}", "agents: dreamer_v3:"),
+    ):
         write(mine / "exp/empty.yaml", f"# @package _global_\ndefaults: [override /agent: dreamer_v3]\n{section}\n")
-        assert refused("exp=empty", "env=franka_pick", *flags).names("exp/empty.yaml", section.split(": ")[0][:-1])
+        assert refused("exp=empty", "env=franka_pick", *flags).names("exp/empty.yaml", place)
     write(mine / "env/nothing.yaml", "cameras: [front]\n")
     assert "env/nothing.yaml" in refused("exp=dreamer_v3", "env=nothing", *flags)
     write(mine / "env/franca.yaml", "defaults: [franka]\n")

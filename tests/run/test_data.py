@@ -223,11 +223,11 @@ def test_recordings_that_do_not_suit(run, tmp_path, spoil, fact):
 
 
 def test_a_key_that_names_no_observation(run):
-    with pytest.raises(CommandError, match=r"pixels/front.*state"):
+    with pytest.raises(CommandError, match=r"pixels/front"):
         run("prefill", "run", "data.keys={pixels/front:image}")
 
 
-def test_more_steps_than_the_replay_holds(run, tmp_path):
+def test_more_steps_than_the_replay_holds(run):
     with pytest.raises(CommandError, match="replay_size=160"):
         run("prefill", "run", "agent.replay_size=128")
     with run("share", "other", "agent.replay_size=128"):

@@ -195,6 +195,33 @@ def test_a_best_checkpoint_from_before_the_mirror_is_copied_too(begin: Callable[
     assert_same_checkpoint(run.run_dir, download(run), 10)
 
 
+@pytest.mark.parametrize("meanwhile", ["gone", "newer"])
+def test_what_happens_while_an_older_one_is_copied_costs_no_newer_one(
+    meanwhile: str, begin: Callable[..., Copied], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The directory of the run is lost, or newer checkpoints come and the one that was copied is removed here."""
+    run = begin()
+    written, run.writer.written = run.writer.written, lambda: None
+    run.save(10)
+    run.writer.written = written
+    copy, begun = run.mirror._copy_one, []
+
+    def interrupt(step: int) -> None:
+        begun.append(step)
+        if step == 10 and meanwhile == "gone":
+            shutil.rmtree(run.run_dir / "checkpoints")
+        elif step == 10 and len(begun) == 2:
+            run.save(30)
+            run.save(40)
+        copy(step)
+
+    monkeypatch.setattr(run.mirror, "_copy_one", interrupt)
+    run.copied(20)
+    assert begun[:2] == [20, 10]
+    assert run.mirror._steps() == ([20] if meanwhile == "gone" else checkpoint_steps(run.run_dir))
+    assert checkpoint_steps(download(run))[-1] == (20 if meanwhile == "gone" else 40)
+
+
 def test_each_file_is_copied_once(begin: Callable[..., Copied], faulty: type[Faulty]) -> None:
     run = begin(url="faulty://bucket/x", keep_last=9)
     for step in (10, 20, 30, 40):
@@ -622,6 +649,13 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     server.stop()
 
 
+@pytest.fixture
+def wire(s3: Server) -> Iterator[Wire]:
+    with Wire(s3.port) as found:
+        yield found
+        found.shutdown()
+
+
 def test_s3(s3: Server, begin: Callable[..., Copied], capsys: pytest.CaptureFixture[str]) -> None:
     """Copies, removals, a server that goes away in between, and a bucket that does not exist."""
     run = begin(url="s3://bucket/some/where")
@@ -645,10 +679,9 @@ def test_s3(s3: Server, begin: Callable[..., Copied], capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize("fault", ["refuse", "cut"])
 def test_half_a_checkpoint_in_s3_is_none(
-    fault: str, s3: Server, begin: Callable[..., Copied], monkeypatch: pytest.MonkeyPatch
+    fault: str, wire: Wire, begin: Callable[..., Copied], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A write is refused or cut in its midst after the first files of a checkpoint; so is a transfer back."""
-    wire = Wire(s3.port)
     monkeypatch.setenv("AWS_ENDPOINT_URL", wire.url)
     run = begin(url="s3://bucket/some/where")
     run.copied(10)
@@ -674,7 +707,6 @@ def test_half_a_checkpoint_in_s3_is_none(
     assert checkpoint_steps(run.run_dir.with_name("empty")) == []
     wire.fault = ""
     assert_same_checkpoint(run.run_dir, download(run), 30)
-    wire.shutdown()
 
 
 @pytest.mark.slow
