@@ -345,10 +345,10 @@ def _say_what_is_known(numbers: Numbers, scores: Numbers) -> str:
     if not places:
         return f"{found['target']}: of {len(entries)} entries that vary, {len(known)} have an R² of {KNOWN} or more."
     ahead = max((ahead for ahead in scores if int(ahead) <= 15), key=int)
-    rmse = [scores[n].get("imagined", scores[n]["seen"])["linear"]["rmse"] for n in dict.fromkeys(("0", ahead))]
+    rmse = [scores[ahead][name]["linear"]["rmse"] for name in ("seen", "imagined") if name in scores[ahead]]
     text = [f"{found['names'][n]} {' and '.join(_measure(found, n, one[n]) for one in rmse)}" for n in known]
     doubt = [f"{found['names'][n]} (R² {r2[n]:.2f})" for n in places if n not in known]
-    when = f", seen and {ahead} imagined steps ahead" if ahead != "0" else ""
+    when = f", of the same steps seen and imagined {ahead} steps ahead" if ahead != "0" else ""
     return f"Error of a linear probe of positions{when}: {_listed(text)}; hardly known: {_listed(doubt)}."
 
 

@@ -193,6 +193,9 @@ def test_conclusions_follow_the_numbers() -> None:
     assert "0, of 2" in groups
     found["open_loop"]["policy"]["pixels/<$x>"] = found["open_loop"]["policy"]["pixels/<$x>"] | {"mse": [0.05, 0.2]}
     found["groups"]["policy"] = found["groups"]["policy"] | {"dead": []}
+    same = found["probes"]["policy"]["5"]
+    same["seen"] = same["seen"] | {"linear": same["seen"]["linear"] | {"rmse": [3.0, 0.0, 0.0057]}}
+    assert "<$x> y 5.7 mm and 22.6 mm" in conclude(found)[1], "both of the same steps"
     found["probes"]["policy"]["0"]["seen"]["linear"]["r2"][2] = 0.5
     ahead, known, *_, groups = conclude(found)
     assert "never" in ahead
