@@ -29,6 +29,7 @@ FIGURES = {
         ["metric=eval/success_rate", "threshold=0.9", "scale=log"],
     ),
     "learn_swingup": ("steps", ["learn_swingup"], ["scale=log"]),
+    "variants_cartpole": ("steps", ["cartpole_balance/dreamer_v3", "variants"], ["threshold=100"]),
     "one_and_two_ranks": ("steps", ["cartpole_balance", "cartpole_balance_two_ranks"], ["scale=log"]),
 }
 
