@@ -130,17 +130,17 @@ def test_the_physics_that_were_asked_for(tmp_path, capsys, monkeypatch):
 
     def noted(self, *args, **options):
         init(self, *args, **options)
-        made.append(self.physics.name)
+        made.append(type(self.physics).__name__)
 
     monkeypatch.setattr(Simulator, "__init__", noted)
     measure(tmp_path, capsys, *JOB, "parts=[physics]", "env.physics=warp")
-    assert made == ["warp", "warp"]
+    assert made == ["WarpPhysics", "WarpPhysics"]
 
 
 @pytest.mark.slow
 def test_dreamer(tmp_path, capsys):
     found = measure(tmp_path, capsys, *JOB, "modes=[off,graph]", "agent.imagination_length=3")
-    assert list(found) == ["steps", "memory", "acting", "update", "data"]
+    assert list(found) == ["steps", "memory", "acting", "ranks", "update", "data"]
     steps = found["steps"]
     assert list(steps) == ["physics", "+ render", "+ vector env", "+ acting", "+ learning"]
     for row in steps.values():
