@@ -58,7 +58,7 @@ def load(config: Config, agent: Agent, envs: VectorEnv, *, resumed: bool) -> Non
     info(f"data: {len(learnt)} episodes, {sum(map(len, learnt)):,} steps{apart}; return {mean:.4g} on average")
 
     needed, size = -(-sum(map(len, learnt)) // envs.num_envs) * envs.num_envs, config.agent.replay_size
-    if share is None and not resumed and needed > size:
+    if share is None and needed > size:
         expected = f"expected at most agent.replay_size={size}; nearest: agent.replay_size={needed}"
         raise CommandError(f"data.path={asked.path}: {needed} steps; {expected}")
 

@@ -185,41 +185,73 @@ def test_an_empty_machine_gets_what_the_run_directory_held(begin: Callable[..., 
     assert sorted(f.name for f in empty.rglob("*.pt")) == sorted(f.name for f in run.run_dir.rglob("*.pt"))
 
 
-def test_a_best_checkpoint_from_before_the_mirror_is_copied_too(begin: Callable[..., Copied]) -> None:
+@pytest.fixture
+def late(begin: Callable[..., Copied]) -> Copied:
+    """A run that has a checkpoint from before its mirror."""
     run = begin()
     written, run.writer.written = run.writer.written, lambda: None
     run.save(10)
     run.writer.written = written
-    run.copied(20)
-    assert run.mirror._steps() == checkpoint_steps(run.run_dir) == [10, 20]
-    assert_same_checkpoint(run.run_dir, download(run), 10)
+    return run
 
 
-@pytest.mark.parametrize("meanwhile", ["gone", "newer"])
-def test_what_happens_while_an_older_one_is_copied_costs_no_newer_one(
-    meanwhile: str, begin: Callable[..., Copied], monkeypatch: pytest.MonkeyPatch
+def test_a_checkpoint_from_before_the_mirror_is_copied_too(late: Copied) -> None:
+    late.copied(20)
+    assert late.mirror._steps() == checkpoint_steps(late.run_dir) == [10, 20]
+    assert_same_checkpoint(late.run_dir, download(late), 10)
+
+
+@pytest.mark.parametrize(
+    ("when", "saved", "copied"),
+    [
+        ((20, "after"), (), [20]),  # the directory of the run is lost
+        ((10, "before"), (), [20, 10]),
+        ((20, "after"), (30,), [20, 30]),  # a newer one comes first
+        ((10, "before"), (30, 40), [20, 10, 40]),  # and the one that was copied is removed here
+    ],
+)
+def test_what_happens_meanwhile_costs_no_newer_checkpoint(
+    when: tuple[int, str], saved: tuple[int, ...], copied: list[int], late: Copied, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The directory of the run is lost, or newer checkpoints come and the one that was copied is removed here."""
-    run = begin()
-    written, run.writer.written = run.writer.written, lambda: None
-    run.save(10)
-    run.writer.written = written
-    copy, begun = run.mirror._copy_one, []
+    copy, begun = late.mirror._copy_one, []
 
-    def interrupt(step: int) -> None:
+    def interrupt(now: tuple[int, str]) -> None:
+        if now == when and begun[-1:] == [when[0]] and len(begun) <= 2:
+            for step in saved:
+                late.save(step)
+            if not saved:
+                shutil.rmtree(late.run_dir / "checkpoints")
+
+    def note(step: int) -> None:
         begun.append(step)
-        if step == 10 and meanwhile == "gone":
-            shutil.rmtree(run.run_dir / "checkpoints")
-        elif step == 10 and len(begun) == 2:
-            run.save(30)
-            run.save(40)
+        interrupt((step, "before"))
+        copy(step)
+        interrupt((step, "after"))
+
+    monkeypatch.setattr(late.mirror, "_copy_one", note)
+    late.copied(20)
+    assert begun[: len(copied)] == copied
+    assert late.mirror._steps() == (checkpoint_steps(late.run_dir) or [20])
+    assert checkpoint_steps(download(late))[-1] == max(20, *saved, 0)
+
+
+def test_the_end_does_not_complain_of_an_older_checkpoint(
+    late: Copied, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy, begun, go = late.mirror._copy_one, threading.Event(), threading.Event()
+
+    def wait(step: int) -> None:
+        if step == 10:
+            begun.set()
+            go.wait(30)
         copy(step)
 
-    monkeypatch.setattr(run.mirror, "_copy_one", interrupt)
-    run.copied(20)
-    assert begun[:2] == [20, 10]
-    assert run.mirror._steps() == ([20] if meanwhile == "gone" else checkpoint_steps(run.run_dir))
-    assert checkpoint_steps(download(run))[-1] == (20 if meanwhile == "gone" else 40)
+    monkeypatch.setattr(late.mirror, "_copy_one", wait)
+    late.save(20)
+    begun.wait(30)
+    late.mirror.wait(0.1)
+    assert capsys.readouterr().err == ""
+    go.set()
 
 
 def test_each_file_is_copied_once(begin: Callable[..., Copied], faulty: type[Faulty]) -> None:
@@ -496,6 +528,14 @@ def test_a_missing_package_is_named_with_its_pip_line(refused: Callable[..., Any
     assert refused(*JOB, "checkpoint.mirror=gs://bucket/x").names(
         "checkpoint.mirror=gs://bucket/x", "pip install gcsfs"
     )
+
+
+def test_an_installed_package_says_what_is_missing(refused: Callable[..., Any], monkeypatch: Any) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ValueError("no account")
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", refuse)
+    assert refused(*JOB, "checkpoint.mirror=az://box/x").names("checkpoint.mirror=az://box/x", "no account")
 
 
 def test_a_place_in_the_run_itself_is_refused(tmp_path: Path) -> None:
