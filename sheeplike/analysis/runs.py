@@ -316,7 +316,7 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     if "image_size" in config["env"]:  # one value, also if each camera has its own
         own["env.image_size"] = config["env"]["image_size"]
     if begun := config["agent"].get("from"):  # each seed may begin with a run of its own
-        own["agent.from"] = re.sub(rf"/seed_{config.get('seed')}/*$", "", str(begun))
+        own["agent.from"] = re.sub(r"/seed_\d+/*$", "", str(begun))
     left_out = _marked("incidental") | {"env.image_size"}
     return {key: value for key, value in flat(config) if value != {} and not is_within(key, left_out)} | own
 

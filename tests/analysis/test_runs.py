@@ -36,11 +36,12 @@ def test_other_settings_are_another_group(compared, trained, record, begin):
     assert {row["seeds"] for row in rows.values()} == {"2"}
 
 
-def test_seeds_that_began_with_runs_of_their_own_are_one_group(compared, trained, record, begin):
+@pytest.mark.parametrize("begun", ["logs/before/seed_{}", "logs/before/seed_0"])
+def test_seeds_that_began_with_earlier_runs_are_one_group(compared, trained, record, begin, begun):
     trained({0: [1], 1: [2]})
     for seed in (0, 1):
         place = Path(f"logs/franka_pick/explored/seed_{seed}")
-        record(begin(place, seed=seed, **{"agent__from": f"logs/before/seed_{seed}"}), [3])
+        record(begin(place, seed=seed, **{"agent__from": begun.format(seed)}), [3])
     rows = compared("logs").rows
     assert set(rows) == {"dreamer_v3, from=null", "dreamer_v3, from=logs/before"}
     assert {row["seeds"] for row in rows.values()} == {"2"}

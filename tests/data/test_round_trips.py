@@ -106,7 +106,7 @@ def test_minari(recording, same, tmp_path, monkeypatch):
     place = Path("demos/v0")  # relative, as on a command line
     convert(recording.episodes, place, "minari", recording.spaces | {"action": recording.action}, recording.fps)
     check(recording, place, "minari", same)
-    assert control_rate(place, "minari") == recording.fps
+    assert control_rate(place, "minari") == control_rate(place / "data", "minari") == recording.fps
     dataset = minari.MinariDataset(place / "data")
     assert dataset.action_space == recording.action
     assert dataset.total_steps == sum(len(episode) - 1 for episode in recording.episodes)

@@ -230,6 +230,8 @@ def test_a_key_that_names_no_observation(run):
 def test_more_steps_than_the_replay_holds(run):
     with pytest.raises(CommandError, match="replay_size=160"):
         run("prefill", "run", "agent.replay_size=128")
+    with pytest.raises(CommandError, match="replay_size=162"):  # each world's column has as many
+        run("prefill", "run", "env.num_envs=3", "agent.replay_size=161")
     with run("share", "other", "agent.replay_size=128"):
         pass
 
