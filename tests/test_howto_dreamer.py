@@ -58,7 +58,6 @@ def changed(before, module):
 
 def test_every_command_on_the_page_composes(installed):
     found = [shlex.split(words) for words in re.findall(r"^python -m sheeplike (.+)$", TEXT, re.MULTILINE)]
-    assert len(found) == 9
     assert {name for words in found for name in AGENTS if {f"exp={name}", f"agent={name}"} & set(words)} == set(AGENTS)
     for words in found:
         if "--help" not in words:
