@@ -372,7 +372,7 @@ function showLegend(foot, now) {
     found.style.opacity = Math.max(trust ?? 1, 0.35);
     return found;
   });
-  const hint = grips.length ? `drag the ${grips.join(", ")} (dashed circle), here or in the dream${now.paused ? "; while paused, a drag here plays one step when you let go" : ""}` : "";
+  const hint = grips.length ? `drag the ${grips.join(", ")} in the simulator (dashed circle) or in the dream${now.paused ? "; while paused, a drag here plays one step when you let go" : ""}` : "";
   foot.replaceChildren(...marks, names.length ? "where the model predicts them, here from the real frames" : "", hint && !past ? ` · ${hint}` : "");
   if (past) foot.append(make("b", { textContent: ` In the past: playing on, one step or a change deletes the grey steps${now.teaching ? ", and recorded episodes that ended in them" : ""}. Save (S) first keeps them as a film.` }));
 }
@@ -831,7 +831,11 @@ function digit(number) {
 }
 
 addEventListener("keydown", (event) => {
-  if (!play.now || event.ctrlKey || event.metaKey || event.altKey || $("help").open) return;
+  if (!play.now || event.ctrlKey || event.metaKey || event.altKey) return;
+  if ($("help").open) {
+    if (event.key === "?") $("help").close();
+    return;
+  }
   if (event.target.matches('input[type="number"], select') && event.key !== "Escape") {
     if (event.key === "Enter" && event.target === $("seed")) {
       start();

@@ -482,7 +482,7 @@ class Session:
             return self._pressed
         if self.source == "recorded":
             if self.last >= len(self.recording.actions):
-                raise CommandError("the recorded episode is over")
+                raise CommandError("the saved play is over")
             return self.recording.actions[self.last][None]
         return self.model.act(here.posterior, sample=self.source == "sample", seed=self._noise(self.last + 1, 1))
 

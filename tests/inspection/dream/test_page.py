@@ -448,6 +448,15 @@ def test_where_the_world_cannot_be_saved_no_step_is_deleted_and_none_is_said_to_
         assert page.locator(".foot b").count() == 0
 
 
+def test_the_list_of_keys_opens_and_closes_with_one_key(dots, recordings, visit):
+    with serving(dots(), recordings) as url:
+        page = visit(url)
+        until(page, "window.play && play.now")
+        for is_open in (True, False):
+            page.keyboard.press("?")
+            until(page, f"document.getElementById('help').open === {str(is_open).lower()}")
+
+
 def test_commas_and_points_are_keys(dots, recordings, visit):
     with serving(dots(), recordings) as url:
         page = visit(url)

@@ -334,7 +334,7 @@ def test_what_one_can_do(served):
         (file,) = server.place.glob("*.npz")
         await page.do("choose", source="recorded", name=file.stem)
         await page.picture(lambda picture: picture["source"] == "recorded" and picture["step"] == 0)
-        assert await page.line() == "the recorded episode is over"  # it is played, although the play was paused
+        assert "over" in await page.line()  # it is played, although the play was paused
 
     served(play)
 
