@@ -32,8 +32,8 @@ SETTINGS = ("CUBLAS", "CUDA", "JAX", "LD_LIBRARY", "MUJOCO", "NVIDIA", "OMP", "S
 class DoctorOptions(Options):
     """Keys of this command."""
 
-    checks: tuple[Literal["quick", *CHECKS], ...] = Field(
-        tuple(CHECKS), min_length=1, description="checks to make, see below; quick: those that take seconds"
+    checks: tuple[Literal["quick", *CHECKS], ...] | None = Field(
+        None, min_length=1, description="checks to make, see below; null: all; quick: those that take seconds"
     )
     timeout: float | None = Field(
         None, gt=0, le=86_400, description="time limit of each check in seconds; null: several times its usual time"
@@ -89,5 +89,6 @@ def parse(request: Request) -> DoctorOptions:
     if words and (also := [text for text in keys if text.startswith("checks=")]):
         raise CommandError(f"{also[0]} beside {' '.join(words)}: expected all checks in one of the two forms")
     asked = load_options(DoctorOptions, [*keys, *([f"checks=[{','.join(words)}]"] if words else [])])
-    wanted = {name for name in CHECKS if name in asked.checks or ("quick" in asked.checks and CHECKS[name].quick)}
+    checks = CHECKS if asked.checks is None else asked.checks
+    wanted = {name for name in CHECKS if name in checks or ("quick" in checks and CHECKS[name].quick)}
     return asked.replace(checks=tuple(name for name in CHECKS if name in wanted))

@@ -32,6 +32,7 @@ class UnknownKey(CommandError):
     def __str__(self) -> str:
         path, keys, elsewhere = (*self.args, "")[:3]
         match = _nearest_key(path, keys, anywhere=not elsewhere)
+        match = f"logger=[tensorboard,{path}]" if path in ("wandb", "mlflow") else match
         hint = f"nearest: {match}; " if match else ""
         return one_line(f"{f'{path}: {elsewhere};' if elsewhere else f'unknown key {path!r}:'} {hint}{HELP}")
 

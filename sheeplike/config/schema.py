@@ -102,7 +102,7 @@ class Fabric(Options):
         "auto", description="device; auto: a GPU if one is usable; gpu means cuda"
     )
     precision: Annotated[Literal["32-true", "bf16-mixed"], HEADLINE] = Field(
-        "32-true", description="floating-point precision of training"
+        "32-true", description="floating-point precision of training; on a GPU cuDNN's convolutions take TF32"
     )
     threads: int | None = Field(None, ge=1, le=2**12, description="threads of torch on a CPU; null: one per core")
     devices: Annotated[int, RESUMABLE] = Field(

@@ -94,37 +94,54 @@ class LaProp(RestoredInPlace):
             momentum, square, steps = ([self.state[p][name] for p in params] for name in ("momentum", "square", "step"))
             rate = self.learning_rate()
             keep = torch.ones_like(rate).bool() if found_inf is None else found_inf == 0
-            # With a single tensor the host would read its value; with a list it does not.
-            torch._foreach_add_(steps, [keep.float()] * len(steps))
-            count = steps[0].clamp_min(1.0)  # 0 when the first step is skipped
+            clip, eps = (group["agc_min"], group["agc"]), group["eps"]
+            self.change(params, [p.grad for p in params], momentum, square, steps, rate, keep, beta1, beta2, clip, eps)
 
-            # Adaptive gradient clipping on the raw gradients: g / max(1, |g| / (agc * max(agc_min, |p|))).
-            grads = [p.grad for p in params]
-            limits = torch._foreach_norm(params)
-            torch._foreach_clamp_min_(limits, group["agc_min"])
-            torch._foreach_mul_(limits, group["agc"])
-            shrink = torch._foreach_norm(grads)
-            torch._foreach_div_(shrink, limits)
-            torch._foreach_clamp_min_(shrink, 1.0)
-            update = torch._foreach_div(grads, shrink)
-            _erase(update, ~keep)
+    def change(
+        self,
+        params: list[Tensor],
+        grads: list[Tensor],
+        momentum: list[Tensor],
+        square: list[Tensor],
+        steps: list[Tensor],
+        rate: Tensor,
+        keep: Tensor,
+        beta1: float,
+        beta2: float,
+        clip: tuple[float, float],
+        eps: float,
+    ) -> None:
+        """Update ``params`` and their state in place where ``keep``, a 0-dim bool, is true; ``clip``: agc_min, agc."""
+        # With a single tensor the host would read its value; with a list it does not.
+        torch._foreach_add_(steps, [keep.float()] * len(steps))
+        count = steps[0].clamp_min(1.0)  # 0 when the first step is skipped
 
-            # Divide by the bias-corrected root mean square.
-            torch._foreach_mul_(square, torch.where(keep, beta2, 1.0))
-            torch._foreach_addcmul_(square, update, update, 1 - beta2)
-            rms = torch._foreach_div(square, 1 - torch.pow(beta2, count))
-            torch._foreach_sqrt_(rms)
-            torch._foreach_add_(rms, group["eps"])
-            torch._foreach_div_(update, rms)
+        # Adaptive gradient clipping on the raw gradients: g / max(1, |g| / (agc * max(agc_min, |p|))).
+        limits = torch._foreach_norm(params)
+        torch._foreach_clamp_min_(limits, clip[0])
+        torch._foreach_mul_(limits, clip[1])
+        shrink = torch._foreach_norm(grads)
+        torch._foreach_div_(shrink, limits)
+        torch._foreach_clamp_min_(shrink, 1.0)
+        update = torch._foreach_div(grads, shrink)
+        _erase(update, ~keep)
 
-            # A skipped update is 0 here; the momentum averaged with itself keeps its bits.
-            torch._foreach_add_(_bits(update), torch._foreach_mul(_bits(momentum), (~keep).int()))
+        # Divide by the bias-corrected root mean square.
+        torch._foreach_mul_(square, torch.where(keep, beta2, 1.0))
+        torch._foreach_addcmul_(square, update, update, 1 - beta2)
+        rms = torch._foreach_div(square, 1 - torch.pow(beta2, count))
+        torch._foreach_sqrt_(rms)
+        torch._foreach_add_(rms, eps)
+        torch._foreach_div_(update, rms)
 
-            # Momentum of the scaled gradient; the learning rate multiplies afterwards.
-            torch._foreach_lerp_(momentum, update, 1 - beta1)
-            change = torch._foreach_mul(momentum, rate / (1 - torch.pow(beta1, count)))
-            _erase(change, ~keep)
-            torch._foreach_sub_(params, change)
+        # A skipped update is 0 here; the momentum averaged with itself keeps its bits.
+        torch._foreach_add_(_bits(update), torch._foreach_mul(_bits(momentum), (~keep).int()))
+
+        # Momentum of the scaled gradient; the learning rate multiplies afterwards.
+        torch._foreach_lerp_(momentum, update, 1 - beta1)
+        change = torch._foreach_mul(momentum, rate / (1 - torch.pow(beta1, count)))
+        _erase(change, ~keep)
+        torch._foreach_sub_(params, change)
 
 
 @torch.no_grad()

@@ -371,7 +371,8 @@ class Experiment:
 
     def _save_at_the_end(self) -> None:
         step = self.storage.newest_step()
-        newest = "there is no checkpoint in it" if step is None else f"its newest checkpoint is of policy step {step:,}"
+        newest = ", there is no checkpoint in it" if step is None else f", its newest checkpoint is of step {step:,}"
+        newest = newest if self.run_dir.exists() else ""
         if step is not None:
             self._nonfinite.halt_if_confirmed(self.policy_steps)
         try:
@@ -383,7 +384,7 @@ class Experiment:
                     self.save()
         except (OSError, checkpoint.NonFinite) as error:
             kind = Halted if isinstance(error, checkpoint.NonFinite) else Unsaved
-            raise kind(f"{self.run_dir} could not be saved, {newest}: {reason_of(error)}") from error
+            raise kind(f"{self.run_dir} could not be saved{newest}: {reason_of(error)}") from error
 
     # --- training ---------------------------------------------------------------------------------------------------
 

@@ -59,7 +59,7 @@ class Recorder:
         self._running: float | None = None  # time at which the clock was started, or None
         # Policy steps, gradient steps and seconds of training at the last log point
         self.steps, self.gradients, self.mark = 0, 0, 0.0
-        self.updated = False
+        self.updated = self._warned = False
 
     # --- observer ---------------------------------------------------------------------------------------------------
 
@@ -195,6 +195,9 @@ class Recorder:
     def _put(self, axes: dict[str, float], known: dict[str, float], *pending: PendingMetrics) -> None:
         """Write a row: metrics that the host knows, and those that the device may still have to compute."""
         metrics = {name: value for taken in pending for name, value in taken.read().items()} | known
+        if metrics.get("health/nonfinite_worlds") and not self._warned:
+            self._warned = True
+            self.progress.note("a reward or an observation was not finite; its world is reset: health/nonfinite_worlds")
         self.latest |= metrics
         self.skipped = metrics.get(SKIPPED, self.skipped)
         self.logger.log(metrics, **axes)

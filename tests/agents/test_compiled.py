@@ -251,7 +251,8 @@ def test_without_a_compiler_a_gpu_still_has_graphs(
 
 def test_what_only_a_gpu_compiles_can_be_traced_whole(dreamers: list[DreamerV3]) -> None:
     agent = copy.deepcopy(dreamers[0])
-    for owner, name in ((agent.world_model.encoder, "forward"), (agent.world_model, "losses")):
+    world = agent.world_model
+    for owner, name in ((world.encoder, "forward"), (world, "losses"), (agent.optimizer, "change")):
         setattr(owner, name, torch.compile(getattr(owner, name), fullgraph=True, backend="eager"))
     assert agent.update()["loss/total"].isfinite()
 

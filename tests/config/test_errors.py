@@ -130,6 +130,7 @@ def test_values(refused, override, nearest):
         ("fabric.precision=16-true", ["32-true, bf16-mixed"]),
         ("fabric.accelerator=tpu", ["auto, cpu, cuda, gpu"]),
         ("logger.tensorboard=false", ["unknown key", "nearest: logger;"]),
+        ("wandb=true", ["unknown key", "nearest: logger=[tensorboard,wandb];"]),
         ("logger=null", ["a list of names", "nearest: logger=[tensorboard]"]),
         ("logger=[mlfow]", ["tensorboard, wandb, mlflow", "nearest: logger=mlflow"]),
         ("-m=x", ["nearest: seeds=3"]),

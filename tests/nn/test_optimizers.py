@@ -254,6 +254,14 @@ def test_a_step_that_is_told_to_be_skipped_changes_no_bit_and_others_none_of_the
         assert torch.equal(ours, theirs)
 
 
+def test_a_step_traced_as_a_whole_is_the_eager_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = [0.0, 1.0, 0.0, None, 0.0]
+    expected = taught(4, told)
+    monkeypatch.setattr(LaProp, "change", torch.compile(LaProp.change, fullgraph=True, backend="aot_eager"))
+    for ours, theirs in zip(state_bits(*taught(4, told)), state_bits(*expected), strict=True):
+        assert torch.equal(ours, theirs)
+
+
 def test_update_slow_moves_nothing_when_told() -> None:
     torch.manual_seed(0)
     slow, fast = nn.Linear(3, 2), nn.Linear(3, 2)

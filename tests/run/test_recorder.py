@@ -156,6 +156,12 @@ def test_an_evaluation_says_what_came_out(recorder, state, screen, success) -> N
     assert ("100% (34% to 100%)" in line) == (success == 1)
 
 
+def test_a_world_that_is_not_finite_costs_one_line(recorder, state, screen) -> None:
+    for count in (0.0, 2.0, 1.0):
+        recorder._write({"health/nonfinite_worlds": count}, state)
+    assert screen.getvalue().count("health/nonfinite_worlds") == 1
+
+
 def test_a_pause_does_not_count_for_the_time_that_remains(recorder, monkeypatch) -> None:
     skipped = []
     monkeypatch.setattr(recorder.progress, "skip", lambda seconds: skipped.append(1))

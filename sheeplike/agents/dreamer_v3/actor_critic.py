@@ -9,11 +9,14 @@ Shape letters: ``B`` sequences or imagined rollouts, ``T`` steps of a sequence, 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from sheeplike.agents.dreamer_v3.config import DreamerV3Config
-from sheeplike.agents.dreamer_v3.rssm import RSSM, Latent
+from sheeplike.agents.dreamer_v3.rssm import RSSM, Latent, cast_weights
 from sheeplike.agents.dreamer_v3.world_model import TwoHotHead
 from sheeplike.agents.spaces import ActionCodec
 from sheeplike.nn.distributions import BoundedNormal, JointCategorical, OneHotCategorical, TwoHot, categorical
@@ -66,21 +69,32 @@ class ActorCritic(nn.Module):
             Features ``(B, length + 1, F)`` and actions ``(B, length + 1, A)``; the last action is never scored.
         """
         with torch.set_grad_enabled(policy is not None and torch.is_grad_enabled()):
-            policy = self.policy if policy is None else policy
+            weights: tuple[Mapping[str, Tensor], ...] = ({}, {})
+            if policy is None:
+                policy, device = self.policy, start.deter.device.type
+                if torch.is_autocast_enabled(device):
+                    weights = cast_weights(rssm, device), cast_weights(policy, device)
             latent = start.detach()
             action = policy(latent.features).rsample()
             features, actions = [latent.features], [action]
             for _ in range(length):
-                latent, feature, action = self.imagine_step(rssm, policy, latent, action)
+                latent, feature, action = self.imagine_step(rssm, policy, weights, latent, action)
                 features.append(feature)
                 actions.append(action)
             return torch.stack(features, 1), torch.stack(actions, 1)
 
-    def imagine_step(self, rssm: RSSM, policy: Policy, latent: Latent, action: Tensor) -> tuple[Latent, Tensor, Tensor]:
-        """Return the next latent, its features ``(B, F)`` and the action chosen there."""
-        latent = rssm.imagine(latent, action)
+    def imagine_step(
+        self, rssm: RSSM, policy: Policy, weights: tuple[Mapping[str, Tensor], ...], latent: Latent, action: Tensor
+    ) -> tuple[Latent, Tensor, Tensor]:
+        """Return the next latent, its features ``(B, F)`` and the action chosen there.
+
+        Args:
+            weights: tensors by name that replace those of the model, and those of the policy.
+        """
+        latent = functional_call(rssm, dict(weights[0]), (latent, action))
         # An actor sees features without gradient, as in every version of Dreamer.
-        return latent, latent.features, policy(latent.features.detach()).rsample()
+        chosen = functional_call(policy, dict(weights[1]), (latent.features.detach(),))
+        return latent, latent.features, chosen.rsample()
 
 
 def lambda_return(

@@ -135,7 +135,7 @@ class DreamerV3(Agent):
         """Compile and capture; no other code depends on it."""
         self.compiled = self.networks.compiled = Compilation(mode, self.device)
         world, critic = self.world_model, self.actor_critic
-        self.compiled.methods(world.rssm, "observe_step")
+        self.compiled.methods(world.rssm, "observe_step", "observe_all")
         self.compiled.methods(critic, "imagine_step")
         self.compiled.methods(self.networks, "_act")
         self.compiled.methods(self, "behaviour_losses")
@@ -143,6 +143,8 @@ class DreamerV3(Agent):
         if self.device.type != "cpu":
             self.compiled.methods(world.encoder, "forward")
             self.compiled.methods(world, "losses")
+            if isinstance(self.optimizer, LaProp):
+                self.compiled.methods(self.optimizer, "change")
         if self.ranks.size == 1:
             self._learn = self.compiled.step(self._learn)
         else:

@@ -53,6 +53,12 @@ def stack_latents(states: Sequence[Latent]) -> Latent:
     return Latent(*(torch.stack(part, 1) for part in zip(*states, strict=True)))
 
 
+def cast_weights(module: nn.Module, device: str) -> dict[str, Tensor]:
+    """Return the detached weights of a module in autocast's precision: a loop casts them once, not in each step."""
+    mixed, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+    return {name: p.detach().to(dtype if mixed and p.dim() > 1 else p.dtype) for name, p in module.named_parameters()}
+
+
 def defers(device: torch.device) -> bool:
     """Return True if a scan defers the gradients of its weights to its end; on a CPU that saves nothing."""
     return device.type != "cpu"
@@ -214,14 +220,22 @@ class RSSM(nn.Module):
         return functional_call(self, dict(weights), (latent, action, embed, is_first, *taps))
 
     def forward(
-        self, latent: Latent, action: Tensor, embed: Tensor, is_first: Tensor, *taps: Tensor
-    ) -> tuple[Latent, Tensor]:
-        """Take :meth:`observe_step` with the module's own weights; ``functional_call`` runs ``forward``."""
+        self, latent: Latent, action: Tensor, embed: Tensor | None = None, is_first: Tensor | None = None, *taps: Tensor
+    ) -> tuple[Latent, Tensor] | Latent:
+        """Take :meth:`observe_step`, without an observation :meth:`imagine`; ``functional_call`` runs ``forward``."""
+        if embed is None:
+            return self.imagine(latent, action)
         deter = self.advance(latent.reset(is_first), action)
         deter = deter + taps[0] if taps else deter
         logit = self.posterior(deter, embed)
         logit = logit + taps[1] if taps else logit
         return Latent(deter, self.distribution(logit).sample()), logit
+
+    def observe_all(
+        self, start: Latent, action: Tensor, deter: Tensor, embed: Tensor, is_first: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return deter and logits of steps side by side, from the latents before them and the deter after them."""
+        return self.advance(start.reset(is_first), action), self.posterior(deter, embed)
 
     def _defer(
         self, starts: list[Latent], ends: list[Latent], actions: Tensor, embeds: Tensor, is_first: Tensor
@@ -236,15 +250,12 @@ class RSSM(nn.Module):
         def all_steps() -> tuple[Tensor, Tensor]:
             start, end = (stack_latents(states).map(lambda x: x.flatten(0, 1)) for states in (starts, ends))
             with torch.autocast(device, dtype, enabled=mixed):
-                deter, logits = self.advance(start.reset(first), done), self.posterior(end.deter, seen)
+                deter, logits = self.observe_all(start, done, end.deter, seen, first)
             return deter.unflatten(0, lead), logits.unflatten(0, lead)
 
-        parameters = dict(self.named_parameters())
         shapes = (*lead, self.deter), (*lead, self.stoch, self.classes)
-        taps = DeferredGradients.apply(all_steps, shapes, *parameters.values())
-        # Weights are cast to autocast's precision once, instead of at each step.
-        weights = {name: p.detach().to(dtype if mixed and p.dim() > 1 else p.dtype) for name, p in parameters.items()}
-        return weights, tuple(tap.unbind(1) for tap in taps)
+        taps = DeferredGradients.apply(all_steps, shapes, *self.parameters())
+        return cast_weights(self, device), tuple(tap.unbind(1) for tap in taps)
 
     def imagine(self, latent: Latent, action: Tensor, *, sample: bool = True) -> Latent:
         """Imagine the next latents from latents ``(B, ...)`` and actions ``(B, A)``, drawn or the most likely ones."""

@@ -64,8 +64,9 @@ def read(file: Path) -> Recording:
         recording = Recording(file.stem, int(found["seed"]), found["action"], moves)
         if any(move.shape != (len(recording.actions), 3) for move in moves.values()):
             raise ValueError(f"{PLACED}* are not three numbers for each action")
-    except Exception as error:  # NumPy raises many kinds
-        raise CommandError(f"{file}: is no recorded episode: {type(error).__name__}: {error}") from None
+    except Exception as error:  # NumPy raises many kinds, with advice to unpickle
+        reason = error if type(error) is ValueError and "pickle" not in str(error) else "it cannot be read"
+        raise CommandError(f"{file}: is no recorded episode: {reason}") from None
     if not np.size(recording.actions):
         raise CommandError(f"{file}: holds no action")
     if not 0 <= recording.seed <= MOST_SEED:

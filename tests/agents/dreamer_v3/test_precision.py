@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from sheeplike.agents.dreamer_v3 import DreamerV3
+from sheeplike.agents.dreamer_v3 import DreamerV3, actor_critic
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -67,3 +70,38 @@ def test_a_checkpoint_from_the_cpu_goes_on_on_the_gpu(
     states = resumed.optimizer.state.values()
     assert {tensor.device.type for state in states for tensor in state.values()} == {"cuda"}
     assert all(bool(value.isfinite()) for value in resumed.update().values())
+
+
+class Casts(TorchDispatchMode):
+    """Number of casts to bfloat16 of tensors of each shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: Counter[torch.Size] = Counter()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if function is torch.ops.aten._to_copy.default and (kwargs or {}).get("dtype") is torch.bfloat16:
+            self.shapes[args[0].shape] += 1
+        return function(*args, **(kwargs or {}))
+
+
+def test_imagination_casts_each_weight_once_and_changes_no_bit(
+    make_agent: Callable[..., DreamerV3], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = make_agent(cameras=("front",))
+    critic, rssm = agent.actor_critic, agent.world_model.rssm
+    matrices = {p.shape for module in (rssm, critic.policy) for p in module.parameters() if p.dim() > 1}
+
+    def imagine(length: int) -> tuple[tuple[torch.Tensor, ...], int]:
+        torch.manual_seed(0)
+        # The cache would hide the casts, as it does not in compiled code.
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=False), Casts() as casts:
+            found = critic.imagine(rssm, rssm.initial(3, torch.device("cpu")), length)
+        return found, sum(casts.shapes[shape] for shape in matrices)
+
+    found, count = imagine(4)
+    assert imagine(8)[1] == count > 0
+    monkeypatch.setattr(actor_critic, "cast_weights", lambda module, device: {})
+    plain, more = imagine(4)
+    assert more > count
+    assert all(torch.equal(a, b) for a, b in zip(found, plain, strict=True))

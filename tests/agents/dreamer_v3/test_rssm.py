@@ -343,7 +343,8 @@ def test_deferred_gradients_under_autocast_and_compiled(rssm: RSSM, monkeypatch:
     plain, deferred = (gradients(rssm, defer, monkeypatch, mixed=True) for defer in (False, True))
     for name, gradient in plain.items():  # bfloat16 has 8 bits
         assert (deferred[name] - gradient).abs().max() <= 0.05 * gradient.abs().max(), name
-    rssm.observe_step = torch.compile(rssm.observe_step, fullgraph=True, backend="aot_eager")
+    for name in ("observe_step", "observe_all"):
+        setattr(rssm, name, torch.compile(getattr(rssm, name), fullgraph=True, backend="aot_eager"))
     compiled = gradients(rssm, True, monkeypatch)
     for name, gradient in gradients(rssm, False, monkeypatch).items():
         assert (compiled[name] - gradient).abs().max() <= 1e-5 * gradient.abs().max(), name

@@ -700,7 +700,7 @@ def test_a_recorded_episode_is_played_again(pick, recordings):
     pick.replay(recording.read(recordings / f"{name}.npz"))
     assert pick.source == "recorded"
     again = ticks(pick, 6)
-    with pytest.raises(CommandError, match="episode"):
+    with pytest.raises(CommandError, match="over"):
         pick.tick()
     assert (pick.now, pick.last) == (6, 6)
     assert all(np.array_equal(one, other) for one, other in zip(again, frames, strict=True))

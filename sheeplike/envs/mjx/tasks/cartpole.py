@@ -9,7 +9,7 @@ Source: Tassa et al. 2018, "DeepMind Control Suite", and its published ``cartpol
 """
 
 import math
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import gymnasium
 import jax
@@ -51,6 +51,14 @@ class Cartpole:
     # Contacts are disabled; the rail's two ends are the only constraint.
     contacts_per_world = 1
     constraints_per_world = 4
+    entries: ClassVar[dict[str, slice]] = {
+        "cart, m": slice(0, 1),
+        "cosine and sine of the pole": slice(1, 3),
+        "cart velocity, m/s": slice(3, 4),
+        "pole velocity, rad/s": slice(4, 5),
+        "time left, of the episode": slice(5, 6),
+        "held, of a success": slice(6, 7),
+    }
 
     def __init__(
         self,

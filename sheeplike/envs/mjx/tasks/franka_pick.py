@@ -69,13 +69,16 @@ class FrankaPick:
     film_camera = "scene"
     positions: ClassVar[dict[str, slice]] = {"tip": slice(0, 3), "box": slice(7, 10)}
     entries: ClassVar[dict[str, slice]] = {
-        "tip to its target": slice(3, 5),
-        "gripper": slice(5, 7),
-        "tip to box": slice(10, 13),
-        "box to goal": slice(13, 16),
+        "tip to its target, m": slice(3, 5),
+        "gripper, m": slice(5, 7),
+        "tip to box, m": slice(10, 13),
+        "box to goal, m": slice(13, 16),
         "rotation of the box": slice(16, 22),
-        "arm joint": slice(22, 29),
-        "velocity": slice(29, 44),
+        "arm joint, rad": slice(22, 29),
+        "arm velocity, rad/s": slice(29, 36),
+        "finger velocity, m/s": slice(36, 38),
+        "box velocity, m/s": slice(38, 41),
+        "box velocity, rad/s": slice(41, 44),
         "best term": slice(44, 49),
         "reached": slice(49, 50),
         "begun": slice(50, 51),
