@@ -3,37 +3,16 @@
 They enter the compiled step as arguments, so that a change compiles nothing.
 """
 
-import inspect
-import numbers
 from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
 import torch
 
-from sheeplike.envs.mjx.task import Task
 from sheeplike.options import one_of
 
 Values = float | Sequence[float] | np.ndarray | torch.Tensor
 """One number for all worlds, or (N,) numbers, one per world; on the host."""
-
-
-def declared(task: Task) -> dict[str, float]:
-    """Return the settings of a task and their defaults; raise ``TypeError`` if ``reset`` does not take them."""
-    settings = getattr(task, "settings", {})
-    if not isinstance(settings, Mapping):
-        raise TypeError(f"{task.name}.settings is {settings!r}: expected names and defaults, such as {{'range': 0.1}}")
-    for name, default in settings.items():
-        number = isinstance(default, numbers.Real) and not isinstance(default, bool)
-        if not number or not np.isfinite(_float32(default)):
-            raise TypeError(f"{task.name}: setting {name}={default!r}: expected a finite default, such as 0.1")
-    signature = inspect.signature(task.reset)
-    try:
-        signature.bind(None, None, **settings)
-    except TypeError as error:
-        expected = ", ".join(["key", "data", *settings])
-        raise TypeError(f"{task.name}.reset{signature}: {error}; expected its settings: ({expected})") from None
-    return {name: float(default) for name, default in settings.items()}
 
 
 class Settings:
