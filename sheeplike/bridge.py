@@ -3,8 +3,7 @@
 Rules for callers that hold both ends (the vector env is the model):
 
 - **JAX to torch hands the array over.** A tensor from :func:`to_torch` writes straight into the JAX array, which JAX
-  believes to be immutable. Pass arrays that JAX never reads again, such as the fresh outputs of a step, or pass
-  ``writable=False``.
+  believes to be immutable. Pass arrays that JAX never reads again, such as the fresh outputs of a step.
 - **torch to JAX forbids writing until JAX is done.** JAX computes asynchronously, on the CPU too. Pass a tensor made
   for this one call, never a buffer that is written again.
 - **An array that torch holds must not be donated.** XLA would silently keep the old buffer: memory grows, addresses
@@ -49,14 +48,8 @@ def _sync() -> bool:
     return os.environ.get("SHEEPLIKE_SYNC", "0") not in ("", "0")
 
 
-def to_torch(array: jax.Array, *, writable: bool = True) -> torch.Tensor:
-    """Return the memory of ``array`` as a torch tensor of the same shape, dtype and device, which it keeps alive.
-
-    Args:
-        array: a concrete, row-major array on one device.
-        writable: ``False`` returns an inference tensor, on which torch raises ``RuntimeError`` at the line that writes
-            in place (the bytes have changed by then), and which autograd refuses to save for the backward pass.
-    """
+def to_torch(array: jax.Array) -> torch.Tensor:
+    """Return the memory of a concrete, row-major array on one device as a torch tensor, which keeps it alive."""
     assert isinstance(array, jax.Array), f"to_torch: {type(array)}: capsules can be read only once"
     assert not isinstance(array, jax.core.Tracer), "to_torch: a tracer inside of jit or vmap"
     assert array.dtype in _JAX_DTYPES, f"to_torch: {array.dtype}; of a PRNG key pass jax.random.key_data(key)"
@@ -64,11 +57,7 @@ def to_torch(array: jax.Array, *, writable: bool = True) -> torch.Tensor:
     assert len(array.devices()) == 1, f"to_torch: array on {len(array.devices())} devices"
     if _sync():
         jax.block_until_ready(array)
-    if writable:
-        tensor = torch.from_dlpack(array)
-    else:
-        with torch.inference_mode():
-            tensor = torch.from_dlpack(array)
+    tensor = torch.from_dlpack(array)
     assert tensor.is_contiguous(), f"to_torch: strides {tensor.stride()}, expected a row-major layout"
     return tensor
 

@@ -472,7 +472,7 @@ class Saved(NamedTuple):
     path: Path
 
 
-class Writer:
+class Writer(contextlib.AbstractContextManager):
     """Writer of one run's checkpoints, in the background. The caller must hold the lock of the run.
 
     Args:
@@ -517,12 +517,6 @@ class Writer:
         with contextlib.suppress(OSError):  # the disk may be full only for now
             _recover(self.root)
 
-    def __enter__(self) -> Writer:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
     def save(
         self,
         step: int,
@@ -549,7 +543,7 @@ class Writer:
         assert step >= 0, step
         assert all(_PART.fullmatch(name) and name != HISTORY for name in parts), list(parts)
         saved = Saved(step, self.root / f"step_{step:012d}")
-        self._join()
+        self.close()
         meta = json.loads(json.dumps(dict(meta)))
         needed = sum(tensor.nbytes for name, part in parts.items() for _, tensor in _tensors(name, part))
         for name in finite:
@@ -573,26 +567,26 @@ class Writer:
 
     def wait(self) -> None:
         """Wait for the current save; OSError, such as :class:`NotWritten`, if it failed."""
-        self._join()
+        self.close()
         if self._error is not None:
             raise self._error
 
     def resumed_from(self, step: int) -> None:
         """Abandon checkpoints after ``step``; the next save removes their chunks first and their directories last."""
-        self._join()
+        self.close()
         self._resumed_from = step
         self.last = None  # the run may come to the same step again, in another state
 
     def holds(self, step: int) -> bool:
         """Wait for the current save; return True if the newest checkpoint is that of ``step``."""
-        self._join()
+        self.close()
         return self.last is not None and self.last.step == step
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Wait for the current save."""
-        self._join()
-
-    def _join(self) -> None:
         if self._thread is not None:
             self._thread.join()
             self._thread = None

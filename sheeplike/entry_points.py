@@ -1,6 +1,6 @@
-"""Plugins of other installed packages: found in their metadata, and imported only when they are chosen.
+"""Parts by name: this package's own, and plugins of other installed packages, which are imported only when chosen.
 
-A package announces it in its ``pyproject.toml``::
+A package announces a plugin in its ``pyproject.toml``::
 
     [project.entry-points."sheeplike.envs"]
     reach = "my_worlds.reach:Reach"
@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import functools
 import itertools
+import pkgutil
 import re
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sheeplike.options import InvalidOption, nearest
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -39,23 +42,56 @@ def plugins(group: str) -> Mapping[str, tuple[Plugin, ...]]:
     return _plugins(group, tuple(sys.path))
 
 
-def load(group: str, name: str, what: str, *, built_in: bool = False) -> tuple[Any, Plugin]:
-    """Import the plugin ``name`` and return it with its origin; errors call it ``what``, such as "environment".
+class Registry(NamedTuple):
+    """Parts of one kind by name, each from one package."""
 
-    Raises ``ValueError``, in one line, if it cannot be imported, or if not exactly one package has the name;
-    ``built_in``: this package has it too.
-    """
-    found = plugins(group).get(name, ())
-    if len(found) + built_in != 1:
-        owners = " and in ".join(["sheeplike itself"] * built_in + [str(plugin) for plugin in found]) or "no package"
-        hint = f"uninstall the other, or rename its entry point of {group}"
-        raise ValueError(f"{what} {name!r} is in {owners}: expected one package that has it; {hint}")
-    (plugin,) = found
-    try:
-        return plugin.entry.load(), plugin
-    except Exception as error:  # any error of the module
-        reason = " ".join(str(error).split())
-        raise ValueError(f"{what} {name!r} of {plugin} cannot be imported: {type(error).__name__}: {reason}") from error
+    option: str  # the option that chooses one
+    group: str  # the entry points of other packages
+    built_in: Mapping[str, Any]
+    what: str  # the kind, in errors
+    automatic: tuple[str, ...] = ()  # values of the option that leave the choice to the program
+
+    def names(self) -> list[str]:
+        """Return the values that the option takes here, those of installed packages last."""
+        return list(dict.fromkeys([*self.automatic, *self.built_in, *plugins(self.group)]))
+
+    def origins(self, name: str) -> list[str]:
+        """Return the packages that have a part, such as ``my-worlds 0.1.0``; none if it is built in."""
+        others = [plugin.distribution for plugin in plugins(self.group).get(name, ())]
+        return ["sheeplike"] * (name in self.built_in) + others if others else []
+
+    def check(self, name: object) -> None:
+        """Raise ``InvalidOption`` unless a part of this name is installed, without importing it."""
+        if name not in (known := self.names()):
+            raise InvalidOption(self.option, name, f"one of {', '.join(known)}", nearest(name, known))
+
+    def find(self, name: str) -> tuple[Any, Plugin | None]:
+        """Return a part, and the plugin that was imported for it, if it is not built in.
+
+        Raises ``ValueError``, in one line, if the plugin cannot be imported, or if several packages have the name.
+        """
+        self.check(name)
+        found = plugins(self.group).get(name, ())
+        if not found:
+            return self.built_in[name], None
+        if len(owners := [*["sheeplike itself"] * (name in self.built_in), *map(str, found)]) > 1:
+            hint = f"expected one package that has it; uninstall the other, or rename its entry point of {self.group}"
+            raise ValueError(f"{self.what} {name!r} is in {' and in '.join(owners)}: {hint}")
+        (plugin,) = found
+        try:
+            return plugin.entry.load(), plugin
+        except Exception as error:  # any error of the module
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise ValueError(f"{self.what} {name!r} of {plugin} cannot be imported: {reason}") from error
+
+    def load(self, name: str, base: type) -> type:
+        """Import a class, built in as ``<module>:<class>``; raise ``ValueError`` if it is no subclass of ``base``."""
+        found, plugin = self.find(name)
+        if plugin is None:
+            return pkgutil.resolve_name(found)
+        if not (isinstance(found, type) and issubclass(found, base)):
+            raise ValueError(f"{self.what} {name!r} of {plugin}: expected a subclass of {base.__qualname__}")
+        return found
 
 
 @functools.lru_cache(maxsize=8)

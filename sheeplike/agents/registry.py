@@ -8,16 +8,13 @@ from __future__ import annotations
 import pkgutil
 from typing import TYPE_CHECKING, NamedTuple
 
-from sheeplike import entry_points
 from sheeplike.agents.config import AgentConfig
 from sheeplike.agents.dreamer_v3.config import DreamerV3Config, Plan2ExploreConfig
 from sheeplike.agents.ppo.config import PPOConfig
-from sheeplike.options import InvalidOption, nearest
+from sheeplike.entry_points import Registry
 
 if TYPE_CHECKING:
     from sheeplike.agents.agent import Agent
-
-GROUP = "sheeplike.agents"  # the entry points that name an `AgentSpec` of another package
 
 
 class AgentSpec(NamedTuple):
@@ -39,26 +36,25 @@ class AgentSpec(NamedTuple):
             raise ValueError(f"agent={self.agent}: expected <module>:<class>; {error}") from error
 
 
-_BUILT_IN = {
-    "dreamer_v3": AgentSpec(DreamerV3Config, "sheeplike.agents.dreamer_v3.agent:DreamerV3"),
-    "plan2explore": AgentSpec(Plan2ExploreConfig, "sheeplike.agents.dreamer_v3.plan2explore:Plan2Explore"),
-    "ppo": AgentSpec(PPOConfig, "sheeplike.agents.ppo.agent:PPO"),
-}
+AGENTS = Registry(
+    "agent.name",
+    "sheeplike.agents",
+    {
+        "dreamer_v3": AgentSpec(DreamerV3Config, "sheeplike.agents.dreamer_v3.agent:DreamerV3"),
+        "plan2explore": AgentSpec(Plan2ExploreConfig, "sheeplike.agents.dreamer_v3.plan2explore:Plan2Explore"),
+        "ppo": AgentSpec(PPOConfig, "sheeplike.agents.ppo.agent:PPO"),
+    },
+    what="agent",
+)
 
 
 def built_in() -> list[type[AgentConfig]]:
-    return [spec.config for spec in _BUILT_IN.values()]
+    return [spec.config for spec in AGENTS.built_in.values()]
 
 
 def list_agents() -> list[str]:
     """Return the names of all agents, sorted; nothing is imported."""
-    return sorted({*_BUILT_IN, *entry_points.plugins(GROUP)})
-
-
-def origins(name: str) -> list[str]:
-    """Return the packages that add an agent of this name, such as ``my-agents 0.1.0``; none for a built-in one."""
-    others = [plugin.distribution for plugin in entry_points.plugins(GROUP).get(name, ())]
-    return ["sheeplike", *others] if others and name in _BUILT_IN else others
+    return sorted(AGENTS.names())
 
 
 def lineage(name: str) -> list[str]:
@@ -74,12 +70,9 @@ def find(name: object) -> AgentSpec:
         InvalidOption: there is no such agent.
         ValueError: the package cannot be imported, its entry point is no AgentSpec, or two packages have the name.
     """
-    if not isinstance(name, str) or name not in list_agents():
-        names = list_agents()
-        raise InvalidOption("agent.name", name, f"one of {', '.join(names)}", nearest(name, names, cutoff=0.6))
-    if name in _BUILT_IN and name not in entry_points.plugins(GROUP):
-        return _BUILT_IN[name]
-    spec, plugin = entry_points.load(GROUP, name, "agent", built_in=name in _BUILT_IN)
+    spec, plugin = AGENTS.find(name)
+    if plugin is None:
+        return spec
     is_spec = isinstance(spec, AgentSpec) and isinstance(spec.config, type) and issubclass(spec.config, AgentConfig)
     if not is_spec:
         raise ValueError(

@@ -15,7 +15,7 @@ from sheeplike import envs
 from sheeplike.agents import registry
 from sheeplike.agents.config import AgentConfig
 from sheeplike.config.errors import UnknownKey, as_command_errors, validated
-from sheeplike.envs.mjx.engines import Registry
+from sheeplike.entry_points import Registry
 from sheeplike.envs.mjx.options import SimulationOptions
 from sheeplike.envs.mjx.randomization.spec import parse
 from sheeplike.options import (
@@ -150,6 +150,7 @@ LOGGERS = Registry(
         "wandb": "sheeplike.monitor.sinks:WandB",
         "mlflow": "sheeplike.monitor.sinks:MLflow",
     },
+    what="logger",
 )
 
 

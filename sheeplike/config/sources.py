@@ -6,12 +6,14 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from sheeplike import entry_points, envs
+from sheeplike import envs
 from sheeplike.agents import registry
+from sheeplike.agents.registry import AGENTS
 from sheeplike.config.errors import expand
 from sheeplike.config.schema import LOGGERS
 from sheeplike.envs.gym.options import find_module
 from sheeplike.envs.mjx.engines import PHYSICS, RENDERERS
+from sheeplike.envs.registry import ENVS
 from sheeplike.options import CommandError
 
 GROUPS = ("exp", "env", "randomization", "agent", "profile")
@@ -48,16 +50,12 @@ class Sources:
         """Return a text of all choices, and of the packages that add environments, agents, engines or loggers."""
         lines = ["choices, as in exp=dreamer_v3"]
         lines += [f"  {group:<13} {', '.join(self.choices(group))}" for group in GROUPS]
-        found = {f"env={name}": envs.origins(name) for name in envs.list_envs()}
-        found |= {f"agent={name}": registry.origins(name) for name in registry.list_agents()}
-        for section, kind in (("env.", PHYSICS), ("env.", RENDERERS), ("", LOGGERS)):
-            for name, plugins in entry_points.plugins(kind.group).items():
-                owners = [plugin.distribution for plugin in plugins]
-                found[f"{section}{kind.option}={name}"] = ["sheeplike"] * (name in kind.built_in) + owners
+        kinds = {"env": ENVS, "agent": AGENTS, "env.physics": PHYSICS, "env.renderer": RENDERERS, "logger": LOGGERS}
         others = []
-        for choice, origins in found.items():
-            refused = ": refused, since one package must have it" if len(origins) > 1 else ""
-            others += [f"  {choice:<24} {', '.join(origins)}{refused}"] if origins else []
+        for choice, name in ((choice, name) for choice, kind in kinds.items() for name in kind.names()):
+            if origins := kinds[choice].origins(name):
+                refused = ": refused, since one package must have it" if len(origins) > 1 else ""
+                others.append(f"  {f'{choice}={name}':<24} {', '.join(origins)}{refused}")
         return "\n".join([*lines, *(["", "of other packages", *others] if others else [])])
 
     def find(self, config_path: str) -> Path | None:

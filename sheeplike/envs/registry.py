@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import create_model
 
-from sheeplike import entry_points
+from sheeplike.entry_points import Registry
 from sheeplike.envs.contract import ImageSize, check_vector_env, resolve_image_size
 from sheeplike.envs.gym.options import FAMILIES, CommonOptions
 from sheeplike.envs.mjx.options import PLAYGROUND_IDS, TASKS, PlaygroundOptions, SimulationOptions, TaskOptions
@@ -23,22 +23,21 @@ if TYPE_CHECKING:
     import torch
 
 BUILT_IN: dict[str, type[Options]] = {**TASKS, **FAMILIES}  # the options of each environment of this package
-GROUP = "sheeplike.envs"
-"""Entry points for builders of other packages: functions and classes whose keywords are the options. A builder that
-takes the arguments :data:`OF_A_VECTOR_ENV` makes a vector environment; any other makes a task for our simulator."""
+ENVS = Registry("name", "sheeplike.envs", BUILT_IN, what="environment")
+"""Entry points name builders: functions and classes whose keywords are the options. A builder that takes the arguments
+:data:`OF_A_VECTOR_ENV` makes a vector environment; any other makes a task for our simulator."""
 OF_A_VECTOR_ENV = ("num_envs", "device", "image_size", "action_repeat", "seed")
 """Arguments of a builder that makes a whole vector environment."""
 
 
 def list_envs() -> list[str]:
     """Return the names that ``make`` takes, sorted: built-in ones and those of installed packages."""
-    return sorted({*BUILT_IN, *entry_points.plugins(GROUP)})
+    return sorted(ENVS.names())
 
 
 def origins(name: str) -> list[str]:
     """Return the packages that have an environment, such as ``my-worlds 0.1.0``; none if it is built in."""
-    others = [plugin.distribution for plugin in entry_points.plugins(GROUP).get(name, ())]
-    return ["sheeplike", *others] if others and name in BUILT_IN else others
+    return ENVS.origins(name)
 
 
 def task_options(name: str) -> dict[str, object]:
@@ -175,11 +174,9 @@ def make(
 
 def _find(name: str) -> Any:
     """Return the class of a built-in environment's options, or import and return another package's builder."""
-    if name not in list_envs():
-        raise InvalidOption("name", name, f"one of {', '.join(list_envs())}", nearest(name, list_envs()))
-    if name in BUILT_IN and name not in entry_points.plugins(GROUP):
-        return BUILT_IN[name]
-    builder, plugin = entry_points.load(GROUP, name, "environment", built_in=name in BUILT_IN)
+    builder, plugin = ENVS.find(name)
+    if plugin is None:
+        return builder
     if problem := _problem(builder):
         raise ValueError(f"environment {name!r} of {plugin} {problem}")
     return builder

@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TextIO
 
 import torch
 
@@ -77,7 +76,7 @@ class Watchdog:
         self.seconds = seconds or 0.0
         # Arming starts a thread, so beats within `interval` do nothing; the limit grows by it.
         self.interval = min(1.0, self.seconds / 4)
-        self.file = _stderr() if seconds is not None else None
+        self.file = sys.__stderr__ if seconds is not None else None  # None too if the process has none
         self._arm()
 
     def beat(self) -> None:
@@ -104,15 +103,6 @@ class Watchdog:
         self.armed = time.monotonic()
         if self.file is not None:
             faulthandler.dump_traceback_later(times * self.seconds + self.interval, repeat=True, file=self.file)
-
-
-def _stderr() -> TextIO | None:
-    """Return the process's own stderr, or None if it has no file descriptor."""
-    try:
-        sys.__stderr__.fileno()
-    except (AttributeError, OSError, ValueError):
-        return None
-    return sys.__stderr__
 
 
 class RunAheadLimit:

@@ -57,7 +57,7 @@ def test_the_built_in_agents_import_no_other():
     for agent in ("dreamer_v3", "plan2explore", "ppo"):
         assert load(f"exp={agent}", "env=franka_pick").agent.name == agent
     assert registry.list_agents() == ["dreamer_v3", "plan2explore", "ppo", "wolf"]
-    assert [registry.origins(name) for name in registry.list_agents()] == [[], [], [], ["my-agents 0.4"]]
+    assert [registry.AGENTS.origins(name) for name in registry.list_agents()] == [[], [], [], ["my-agents 0.4"]]
     assert "my_agents" not in sys.modules
 
 

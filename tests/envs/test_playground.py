@@ -214,7 +214,6 @@ def make(**options: Any) -> VectorEnv:
         ),
         ({"overrides": {"impl": "jax"}}, r"impl='jax'.*CheetahRun.*warp"),
         ({"overrides": {"episode_length": 9}}, r"env.options.episode_length"),
-        ({"overrides": {"ctrl_dt": "fast"}}, r"ctrl_dt='fast'.*Playground.*0.01"),
         ({"overrides": {"ctrl_dt": 0.015}}, r"ctrl_dt=0.015.*sim_dt=0.01.*nearest: 0.02"),
         ({"overrides": 3}, r"overrides=3.*null"),
         ({"cameras": ["sid"]}, r"'sid'.*nearest: side"),

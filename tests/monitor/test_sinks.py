@@ -28,7 +28,7 @@ import torch
 from sheeplike import checkpoint
 from sheeplike.config.schema import LOGGERS
 from sheeplike.config.sources import Sources
-from sheeplike.envs.mjx.engines import Registry
+from sheeplike.entry_points import Registry
 from sheeplike.monitor.logger import RunLogger, Sink
 from sheeplike.run import run_dir as run_dir_module
 
@@ -76,7 +76,8 @@ def test_a_logger_of_another_package(site):
 @pytest.mark.parametrize("left", [False, True])
 def test_a_package_that_is_missing_is_named_with_its_installation(sheeplike, tmp_path, monkeypatch, left):
     """W&B leaves a directory of its own name, which Python would import."""
-    monkeypatch.setattr(run_dir_module, "LOGGERS", Registry("logger", "sheeplike.loggers", {"absent_package": "x:y"}))
+    absent = Registry("logger", "sheeplike.loggers", {"absent_package": "x:y"}, what="logger")
+    monkeypatch.setattr(run_dir_module, "LOGGERS", absent)
     if left:
         (tmp_path / "absent_package").mkdir()
         monkeypatch.syspath_prepend(tmp_path)

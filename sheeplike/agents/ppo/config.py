@@ -91,15 +91,8 @@ class PPOConfig(AgentConfig):
     def check(self, *, num_envs: int, total_steps: int) -> Self:
         """Check that a rollout divides into minibatches, and that the run is long enough for one."""
         steps = num_envs * self.rollout_length
-        if steps % self.minibatches:
-            divisors = [count for count in range(1, steps + 1) if steps % count == 0]
-            raise InvalidOption(
-                "agent.minibatches",
-                self.minibatches,
-                f"a divisor of the rollout's {steps} steps (env.num_envs={num_envs} x agent.rollout_length="
-                f"{self.rollout_length})",
-                min(divisors, key=lambda count: abs(count - self.minibatches)),
-            )
+        factors = f"env.num_envs={num_envs} x agent.rollout_length={self.rollout_length}"
+        self._check_minibatches(steps, f"the rollout's {steps} steps ({factors})")
         first = steps + num_envs
         if total_steps < first:
             expected = (
@@ -111,12 +104,14 @@ class PPOConfig(AgentConfig):
 
     def divide(self, ranks: int, num_envs: int) -> Self:
         steps = num_envs * self.rollout_length
+        self._check_minibatches(steps, f"the {steps} steps of each of the {ranks} ranks' rollouts")
+        return self
+
+    def _check_minibatches(self, steps: int, what: str) -> None:
         if steps % self.minibatches:
-            expected = f"a divisor of the {steps} steps of each of the {ranks} ranks' rollouts"
             divisors = [count for count in range(1, steps + 1) if steps % count == 0]
             nearest = min(divisors, key=lambda count: abs(count - self.minibatches))
-            raise InvalidOption("agent.minibatches", self.minibatches, expected, nearest)
-        return self
+            raise InvalidOption("agent.minibatches", self.minibatches, f"a divisor of {what}", nearest)
 
     def first_update(self, num_envs: int) -> int:
         return self.rollout_length * num_envs

@@ -23,7 +23,7 @@ from jax.interpreters import partial_eval
 from mujoco import mjx
 
 from sheeplike.bridge import Packed, pack
-from sheeplike.envs.mjx.overrides import NO_OVERRIDES, Overrides, replace_fields
+from sheeplike.envs.mjx.overrides import NO_OVERRIDES, Overrides, Settings, replace_fields
 from sheeplike.envs.mjx.patches import replace_engine
 from sheeplike.envs.mjx.physics.physics import INPUTS, POSES, Physics, make_physics
 from sheeplike.envs.mjx.randomization.draw import (
@@ -36,7 +36,6 @@ from sheeplike.envs.mjx.randomization.draw import (
 from sheeplike.envs.mjx.randomization.spec import DELAY, Lines
 from sheeplike.envs.mjx.rendering.renderer import ENVS, Renderer
 from sheeplike.envs.mjx.rendering.warp import WarpRenderer
-from sheeplike.envs.mjx.settings import Settings, declared
 from sheeplike.envs.mjx.task import Memory, Outcome, SteppingTask, Task, Vectors, check_capacity, steps_itself
 
 Scalars = dict[str, jax.Array]  # the task's settings by name, float32 () of one world, (N,) of all
@@ -116,7 +115,7 @@ class Simulator:
         self.num_envs = num_envs = renderer.num_envs
         self.device = device
         self.stagger, self.first_env = stagger, first_env
-        defaults = {} if steps_itself(task) else declared(task)
+        defaults = {} if steps_itself(task) else getattr(task, "settings", {})
         self.settings = Settings(defaults, num_envs=num_envs, device=device)
         asked = renderer.options.physics
         self._use(make_physics(asked, task, num_envs=num_envs, device=device))

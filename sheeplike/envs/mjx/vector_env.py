@@ -26,12 +26,11 @@ from sheeplike.envs.contract import (
 )
 from sheeplike.envs.mjx.engines import RENDERERS
 from sheeplike.envs.mjx.options import SimulationOptions
-from sheeplike.envs.mjx.overrides import NO_OVERRIDES, Overrides, parse_options
+from sheeplike.envs.mjx.overrides import NO_OVERRIDES, Overrides, Values, parse_options
 from sheeplike.envs.mjx.patches import start_warp
 from sheeplike.envs.mjx.randomization.draw import NOMINAL, Variation
 from sheeplike.envs.mjx.randomization.spec import Lines
 from sheeplike.envs.mjx.rendering.renderer import Renderer
-from sheeplike.envs.mjx.settings import Values
 from sheeplike.envs.mjx.simulator import Results, Simulator, State
 from sheeplike.envs.mjx.task import SteppingTask, Task
 from sheeplike.terminal import first_sentence

@@ -25,9 +25,6 @@ POSITIVE = frozenset({"body_mass", "body_inertia", "geom_size"})
 DEVIATIONS = 3.0
 """Deviations from the mean at which normal distributions are cut off, so that all draws are within checked limits."""
 
-# A line, its targets, and minimum and maximum of its draws, float32 and broadcastable to (R, C).
-Reach = tuple[Line, tuple[Target, ...], np.ndarray, np.ndarray]
-
 
 class Variation(NamedTuple):
     """Differences of one world from the compiled scene; for all worlds, every array has N in front."""
@@ -51,6 +48,16 @@ class _Bound(NamedTuple):
     low: np.ndarray  # the first parameter (C,), or all choices (choices, C)
     high: np.ndarray
     neutral: np.ndarray  # (R, C) float32, a draw that changes nothing
+
+    @property
+    def limits(self) -> tuple[np.ndarray, np.ndarray]:
+        """Minimum and maximum of its draws, float32 (C,)."""
+        if self.line.kind == "normal":
+            reach = np.float32(DEVIATIONS) * self.high
+            return self.low - reach, self.low + reach
+        if self.line.kind == "choice":
+            return self.low.min(0), self.low.max(0)
+        return (np.zeros_like(self.low), self.high) if self.line.kind == "bernoulli" else (self.low, self.high)
 
 
 class Randomization:
@@ -166,13 +173,38 @@ class Randomization:
         return None
 
     def _unfit_sign(self, overrides: Mapping[str, np.ndarray]) -> tuple[Line, str] | None:
-        """Check signs by :func:`unfit_sign`, with values (R, C) that some lines take instead of drawing."""
-        reaches = []
-        for line, targets, _, low, high, _ in self._lines:
-            value = overrides.get(line.name)
-            limits = extent(line.kind, low, high) if value is None else (value, value)
-            reaches.append((line, targets, *limits))
-        return unfit_sign(reaches)
+        """Return the first line after which a field can be negative that must not be, and the expected numbers.
+
+        Some lines take values (R, C) instead of drawing.
+        """
+        spans: dict[str, tuple[Field, np.ndarray, np.ndarray, np.ndarray]] = {}
+        for index, bound in enumerate(self._lines):
+            value, operation = overrides.get(bound.line.name), bound.line.operation
+            least, most = bound.limits if value is None else (value, value)
+            for target in bound.targets:
+                field, at = target.field, target.at
+                if field.path not in NOT_NEGATIVE:
+                    continue
+                if field.path not in spans:
+                    nominal = np.float32(field.nominal).reshape(field.shape)
+                    spans[field.path] = field, nominal.copy(), nominal.copy(), np.full(nominal.shape, -1)
+                _, low, high, by = spans[field.path]
+                a, b = low[at], high[at]
+                if operation == "scale":
+                    corners = a * least, a * most, b * least, b * most
+                else:
+                    corners = (a + least, b + most) if operation == "add" else (least, most)
+                corners = np.stack(np.broadcast_arrays(*corners, a)[:-1])
+                low[at], high[at], by[at] = corners.min(0), corners.max(0), index
+        for path, (field, low, _, by) in spans.items():
+            nominal = np.float32(field.nominal).reshape(low.shape)
+            wrong = (by >= 0) & ((low < 0) | ((low <= 0) & (nominal > 0) & (path in POSITIVE)))
+            for row, column in np.argwhere(wrong)[:1]:
+                of = "" if field.elements is None else f" of {field.elements[row]}"
+                sign = "above" if path in POSITIVE else "not below"
+                expected = f"numbers with which {path}{of} stays {sign} 0; it can become {low[row, column]:.4g}"
+                return self._lines[by[row, column]].line, expected
+        return None
 
     def _bind(self, line: Line) -> _Bound:
         if DELAY in line.field:
@@ -365,15 +397,6 @@ def check_operation(line: Line, target: Target) -> None:
         raise line.invalid("component", list(line.component), f"none to {line.operation}")
 
 
-def extent(distribution: str, first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return minimum and maximum of a distribution, float32 (C,), from its parameters (C,) or (choices, C)."""
-    if distribution == "normal":
-        return first - np.float32(DEVIATIONS) * second, first + np.float32(DEVIATIONS) * second
-    if distribution == "choice":
-        return first.min(0), first.max(0)
-    return (np.zeros_like(first), np.ones_like(first)) if distribution == "bernoulli" else (first, second)
-
-
 def unfit_index(targets: Sequence[Target], values: np.ndarray, scene: mujoco.MjModel) -> tuple[float, str] | None:
     """Return the first value that is no valid index, and the valid ones: Warp would read beyond its arrays."""
     for target in targets:
@@ -388,36 +411,6 @@ def unfit_index(targets: Sequence[Target], values: np.ndarray, scene: mujoco.MjM
         for value in values.ravel():
             if value != int(value) or not least <= value < count:
                 return float(value), f"whole numbers from {least} to {count - 1} for {path}"
-    return None
-
-
-def unfit_sign(reaches: Sequence[Reach]) -> tuple[Line, str] | None:
-    """Return the first line after which a field can be negative that must not be, and the expected numbers."""
-    spans: dict[str, tuple[Field, np.ndarray, np.ndarray, np.ndarray]] = {}
-    for index, (line, targets, least, most) in enumerate(reaches):
-        for target in targets:
-            field, at = target.field, target.at
-            if field.path not in NOT_NEGATIVE:
-                continue
-            if field.path not in spans:
-                value = np.float32(field.nominal).reshape(field.shape)
-                spans[field.path] = field, value.copy(), value.copy(), np.full(value.shape, -1)
-            _, low, high, by = spans[field.path]
-            a, b = low[at], high[at]
-            if line.operation == "scale":
-                corners = a * least, a * most, b * least, b * most
-            else:
-                corners = (a + least, b + most) if line.operation == "add" else (least, most)
-            corners = np.stack(np.broadcast_arrays(*corners, a)[:-1])
-            low[at], high[at], by[at] = corners.min(0), corners.max(0), index
-    for path, (field, low, _, by) in spans.items():
-        nominal = np.float32(field.nominal).reshape(low.shape)
-        wrong = (by >= 0) & ((low < 0) | ((low <= 0) & (nominal > 0) & (path in POSITIVE)))
-        for row, column in np.argwhere(wrong)[:1]:
-            of = "" if field.elements is None else f" of {field.elements[row]}"
-            bound = "above" if path in POSITIVE else "not below"
-            expected = f"numbers with which {path}{of} stays {bound} 0; it can become {low[row, column]:.4g}"
-            return reaches[by[row, column]][0], expected
     return None
 
 
