@@ -102,6 +102,7 @@ def dispatch(arguments: list[str]) -> int:
     if name.startswith("_") or not (COMMANDS / f"{name}.py").is_file():
         raise UnknownName("command", name, list_commands())
     request = parse(arguments)
+    check_ranks()
     return importlib.import_module(f"sheeplike.commands.{request.module(name)}").main(request) or 0
 
 
@@ -139,6 +140,13 @@ def parse(arguments: Iterable[str]) -> Request:
         else:
             raise UnknownName("flag", flag, FLAGS)
     return Request(others, config_dirs, wants_help)
+
+
+def check_ranks() -> None:
+    """Raise for a variable of a launcher that is no number: Lightning reads them all."""
+    for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID", "SLURM_LOCALID", "JSM_NAMESPACE_RANK"):
+        if not (value := os.environ.get(name, "0")).isdecimal():
+            raise CommandError(f"{name}={value}: expected the number of this process, or the variable not set")
 
 
 def _expected_key(typed: str, group: str, rest: Iterable[str]) -> CommandError:

@@ -215,6 +215,14 @@ def test_what_others_render_is_left_to_them(refused, sheeplike, monkeypatch, ove
     assert refused(*job, override).names(override, "elsewhere")
 
 
+@pytest.mark.parametrize(("name", "value"), [("RANK", "abc"), ("LOCAL_RANK", "-1"), ("SLURM_PROCID", "")])
+def test_a_rank_that_is_no_number(refused, monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    assert f"{name}={value}:" in refused(*JOB)
+    monkeypatch.setenv(name, "0")
+    assert "env=" in refused("exp=ppo")
+
+
 def test_a_backend_that_mujoco_does_not_know(refused, sheeplike, monkeypatch):
     monkeypatch.setenv("MUJOCO_GL", "nope")
     assert refused(*JOB).names("MUJOCO_GL=nope", "egl, osmesa")
