@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 
@@ -66,13 +67,25 @@ class ObservationKeys:
 
 
 def _check_observation(key: str, space: gymnasium.spaces.Space) -> None:
-    shape, dtype = space.shape or (), space.dtype
-    is_vector = len(shape) == 1 and dtype == np.float32
-    is_depth = key.startswith(DEPTH) and dtype == np.float32 and shape[2:] == (1,)
-    is_image = len(shape) == 3 and (dtype == np.uint8 or is_depth)
-    if not isinstance(space, gymnasium.spaces.Box) or 0 in shape or not (is_vector or is_image):
-        found = f"{type(space).__name__} {dtype} {shape}"
-        raise ValueError(f"observation {key!r}: {found}; expected a Box, {SEEN}, with at least one number in it")
+    if not isinstance(space, gymnasium.spaces.Box):
+        raise ValueError(f"observation {key!r}: {space}; expected a Box: {SEEN}; nearest: a vector of one-hots")
+    shape, dtype = space.shape, space.dtype
+    found = f"observation {key!r}: {dtype} {shape}; expected {SEEN}"
+    if 0 in shape:
+        raise ValueError(f"{found}, with at least one number in it; nearest: leave it out")
+    if len(shape) == 1 and dtype != np.float32:
+        raise ValueError(f"{found}; nearest: float32 {shape}, cast in the environment")
+    if len(shape) == 3 and dtype != np.uint8:
+        if key.startswith(DEPTH):
+            if shape[-1] != 1 or dtype != np.float32:
+                raise ValueError(f"{found}; nearest: float32 {(*shape[:2], 1)} in metres")
+        elif key.startswith("segmentation/"):
+            raise ValueError(f"{found}; ids of things cannot be averaged; nearest: pixels/*, or depth/*")
+        else:
+            raise ValueError(f"{found}; nearest: uint8 {shape} from 0 to 255, scaled in the environment")
+    if len(shape) not in (1, 3):
+        near = (*shape, 1) if len(shape) == 2 and dtype == np.uint8 else (math.prod(shape),)
+        raise ValueError(f"{found}; nearest: {'uint8' if len(near) == 3 else 'float32'} {near}")
 
 
 class ActionCodec:
@@ -91,19 +104,27 @@ class ActionCodec:
     """
 
     def __init__(self, space: gymnasium.spaces.Space) -> None:
+        expected = f"action space {space}: expected Discrete, MultiDiscrete of one axis or a Box of shape (A,)"
         shape = getattr(space, "shape", None) or ()
         self.space, self.classes, self.starts = space, (), ()
         self.joint = isinstance(space, gymnasium.spaces.MultiDiscrete)
-        is_box = isinstance(space, gymnasium.spaces.Box) and np.issubdtype(space.dtype, np.floating)
         if isinstance(space, gymnasium.spaces.Discrete):
             self.classes, self.starts = (int(space.n),), (int(space.start),)
         elif self.joint and len(shape) == 1:
             self.classes, self.starts = tuple(map(int, space.nvec)), tuple(map(int, space.start))
-        elif not (is_box and len(shape) == 1 and np.all(space.low == -1) and np.all(space.high == 1)):
-            raise ValueError(
-                f"action space {space}: expected Discrete, MultiDiscrete of one axis, or a Box (A,) of floating-point "
-                "numbers from -1 to 1; nearest: wrap the environment, as in gymnasium.wrappers.vector.RescaleAction"
-            )
+        elif isinstance(space, gymnasium.spaces.Box) and len(shape) == 1:
+            if not np.issubdtype(space.dtype, np.floating):
+                raise ValueError(f"{expected} of floating-point numbers; nearest: float32")
+            if not (np.all(space.low == -1) and np.all(space.high == 1)):
+                raise ValueError(
+                    f"action space {space}: expected bounds -1 and 1; wrap the environment in "
+                    "gymnasium.wrappers.vector.RescaleAction"
+                )
+        elif isinstance(space, gymnasium.spaces.MultiBinary):
+            raise ValueError(f"{expected}; nearest: MultiDiscrete({[2] * math.prod(shape)})")
+        else:
+            nearest = f"; nearest: shape ({math.prod(shape)},)" if isinstance(space, gymnasium.spaces.Box) else ""
+            raise ValueError(f"{expected}{nearest}")
         self.discrete = bool(self.classes)
         self.width = sum(self.classes) if self.discrete else shape[0]
         if not self.width:
