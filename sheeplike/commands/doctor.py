@@ -89,6 +89,6 @@ def parse(request: Request) -> DoctorOptions:
     if words and (also := [text for text in keys if text.startswith("checks=")]):
         raise CommandError(f"{also[0]} beside {' '.join(words)}: expected all checks in one of the two forms")
     asked = load_options(DoctorOptions, [*keys, *([f"checks=[{','.join(words)}]"] if words else [])])
-    checks = CHECKS if asked.checks is None else asked.checks
+    checks = asked.checks or CHECKS
     wanted = {name for name in CHECKS if name in checks or ("quick" in checks and CHECKS[name].quick)}
     return asked.replace(checks=tuple(name for name in CHECKS if name in wanted))

@@ -38,7 +38,7 @@ def load(config: Config, agent: Agent, envs: VectorEnv, *, resumed: bool) -> Non
         return
     path, layout = expand(asked.path), check(asked)
     rate, own = control_rate(path, layout), envs.metadata["render_fps"]
-    if rate is not None and abs(rate - own) > 0.01 * own:
+    if rate is not None and not abs(rate - own) <= 0.01 * own:
         raise CommandError(f"data.path={path}: {rate:g} steps per second; expected {own:g}, as the environment has")
     spaces = {key: envs.single_observation_space[key] for key in agent.observed}
     if unknown := sorted(asked.keys.keys() - spaces.keys()):

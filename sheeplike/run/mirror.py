@@ -47,11 +47,11 @@ class Mirror:
     def __init__(self, url: str, run_dir: Path) -> None:
         self.url, self.run_dir = url.rstrip("/"), run_dir
         expected = "a URL such as s3://bucket/prefix, gs://bucket/prefix or file:///directory"
-        if not re.match(r"[a-z][a-z0-9+.-]*:///?[^/]", url):
+        if not re.match(r"(?:file:///|(?!file:)[a-z][a-z0-9+.-]*:///?)[^/]", url):
             raise InvalidOption("checkpoint.mirror", url, expected)
         try:
             self._fs, self._root = fsspec.core.url_to_fs(self.url, skip_instance_cache=True)
-        except (ValueError, ImportError) as error:
+        except Exception as error:  # packages raise errors of many kinds
             package = PIP.get(url.partition(":")[0]) if isinstance(error, ImportError) else None
             hint = f"the package of this protocol: pip install {package}" if package else f"{expected}; {error}"
             raise InvalidOption("checkpoint.mirror", url, hint) from None

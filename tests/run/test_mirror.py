@@ -517,7 +517,8 @@ def test_auto_finds_it(bucket: str, sheeplike: Callable[..., Any], refused: Call
 
 
 @pytest.mark.parametrize(
-    "url", ["s4://bucket/x", "bucket/x", "s3://", "simplecache::file:///x", "dropbox://no/package"]
+    "url",
+    ["s4://bucket/x", "bucket/x", "s3://", "simplecache::file:///x", "dropbox://no/package", "file://a/x", "dir:///x"],
 )
 def test_an_impossible_place_is_refused(url: str, refused: Callable[..., Any]) -> None:
     assert refused(*JOB, f"checkpoint.mirror={url}").names(f"checkpoint.mirror={url}", "s3://bucket/prefix")

@@ -62,4 +62,5 @@ def test_each_start_of_a_run_is_a_line(tmp_path: Path, monkeypatch: pytest.Monke
     assert first["command"] == "python -m sheeplike 'agent.observations=[pixels/*]'"
     assert first["versions"]["sheeplike"] == sheeplike.__version__
     assert first["time"] <= second["time"]
+    assert first["id"] != second["id"]
     assert all(b"python -m sheeplike 'agent" in path.read_bytes() for path in (tmp_path / "run").glob("events*"))

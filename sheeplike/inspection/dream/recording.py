@@ -62,13 +62,11 @@ def read(file: Path) -> Recording:
             found = {name: data[name] for name in names}
         moves = {name.removeprefix(PLACED): found[name].astype(np.float32) for name in found if PLACED in name}
         recording = Recording(file.stem, int(found["seed"]), found["action"], moves)
-        if any(move.shape != (len(recording.actions), 3) for move in moves.values()):
-            raise ValueError(f"{PLACED}* are not three numbers for each action")
+        if not np.size(recording.actions) or any(move.shape != (len(recording.actions), 3) for move in moves.values()):
+            raise ValueError(f"expected actions, and three numbers of {PLACED}* for each")
     except Exception as error:  # NumPy raises many kinds, with advice to unpickle
         reason = error if type(error) is ValueError and "pickle" not in str(error) else "it cannot be read"
         raise CommandError(f"{file}: is no recorded episode: {reason}") from None
-    if not np.size(recording.actions):
-        raise CommandError(f"{file}: holds no action")
     if not 0 <= recording.seed <= MOST_SEED:
         raise CommandError(f"{file}: seed={recording.seed}: expected from 0 to {MOST_SEED}")
     return recording
