@@ -9,6 +9,7 @@ Shape letters: ``E`` episodes, ``T`` steps of the longest, ``P`` starts of open-
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -116,9 +117,8 @@ def dissect(
         )
         for name, place in (others | places).items():
             for entry, axis in zip(place, "xyz" if name in places else range(1, len(place) + 1), strict=False):
-                names[entry] = f"{name} {axis}" if len(place) > 1 else name
-        in_metres = sorted({entry for place in places.values() for entry in place})
-        found.numbers["probes"] |= {"names": names, "positions": in_metres}
+                names[entry] = re.sub("(?=,|$)", f" {axis}", name, count=1) if len(place) > 1 else name
+        found.numbers["probes"] |= {"names": names, "positions": sorted(n for place in places.values() for n in place)}
     found.numbers["notes"] = notes(model, played)
     kind = next(iter(played))
     found.strips = film_strips(model, played[kind], states[kind], seed=seed)

@@ -200,6 +200,7 @@ class Mirror:
         for path, (size, sha256) in self._files(step, texts).items():
             if there.get(sha256) != size:
                 self._fs.put_file(str(path), self._file(sha256))
+        self._check_owner()  # another run may have begun there meanwhile
         for name in _SMALL:
             self._put(f"{self._root}/{name}", (self.run_dir / name).read_bytes())
         if texts == self._own_manifests(step):  # otherwise it was replaced meanwhile, and the new one is due

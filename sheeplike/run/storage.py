@@ -153,7 +153,7 @@ class Storage:
         commits = {"sheeplike": commit(package, dirty=True) if (package / ".git").exists() else None}
         commits["working directory"] = commit(Path.cwd())
         start = {
-            "id": uuid.uuid4().hex,  # of a run, by which a mirror knows its owner
+            "id": uuid.uuid4().hex,  # no other start has the same line, by which a mirror knows its owner
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "command": shlex.join(sys.orig_argv),
             "commit": {name: found for name, found in commits.items() if found},

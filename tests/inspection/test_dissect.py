@@ -103,9 +103,9 @@ def test_everything_is_a_finite_number(model: TrainedModel, episodes: Episodes) 
     still = replace(episodes, obs=episodes.obs | {PRIVILEGED_STATE: episodes.obs[PRIVILEGED_STATE].clone()})
     still.obs[PRIVILEGED_STATE][..., 1] = 0.25
     before = torch.get_rng_state()
-    found = dissect(model, {"policy": still}, positions={"box": slice(1, 4)}, entries={"time": slice(0, 1)})
-    assert found.numbers["probes"]["names"] == ["time", "box x", "box y", "box z"]
-    assert found.numbers["probes"]["positions"] == [1, 2, 3]
+    found = dissect(model, {"policy": still}, positions={"box": slice(2, 4)}, entries={"speed, m/s": slice(0, 2)})
+    assert found.numbers["probes"]["names"] == ["speed 1, m/s", "speed 2, m/s", "box x", "box y"]
+    assert found.numbers["probes"]["positions"] == [2, 3]
     assert torch.equal(torch.get_rng_state(), before)
     text = json.dumps(found.numbers, allow_nan=False)
     assert found.numbers["probes"]["constant"] == [1]

@@ -474,6 +474,24 @@ def test_the_copies_of_another_run_are_left_alone(
     assert contents(run.run_dir) == before
 
 
+def test_of_two_runs_that_begin_there_at_once_one_is_told_so(
+    begin: Callable[..., Copied],
+    faulty: type[Faulty],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    late, early = begin(url="faulty://here"), begin("other", url="faulty://here")
+
+    def overtake(name: str) -> None:
+        monkeypatch.setattr(faulty, "problem", staticmethod(lambda name: None))
+        early.copied(10)
+
+    monkeypatch.setattr(faulty, "problem", staticmethod(lambda name: overtake(name) if "/files/" in name else None))
+    late.copied(10)
+    assert capsys.readouterr().err.count("another run") == 1
+    assert_same_checkpoint(early.run_dir, download(early), 10)
+
+
 def test_a_machine_that_was_left_behind_does_not_mix_with_the_one_that_went_on(
     begin: Callable[..., Copied], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

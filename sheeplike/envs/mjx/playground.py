@@ -76,7 +76,10 @@ class PlaygroundTask:
         impl = {"impl": "warp"} if "impl" in config else {}
         start_warp()
         with refuse_download(id, self._library), adapt_scenes():
-            self._env = registry.load(id, config_overrides={**self._overrides, **impl})
+            try:
+                self._env = registry.load(id, config_overrides={**self._overrides, **impl})
+            except TypeError as error:
+                raise ValueError(f"env.options.overrides: {error}") from None
         config = self._env._config
         steps = config.ctrl_dt / config.sim_dt
         if round(steps) < 1 or abs(steps - round(steps)) > 1e-6:

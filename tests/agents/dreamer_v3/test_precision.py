@@ -92,15 +92,22 @@ def test_imagination_casts_each_weight_once_and_changes_no_bit(
     critic, rssm = agent.actor_critic, agent.world_model.rssm
     matrices = {p.shape for module in (rssm, critic.policy) for p in module.parameters() if p.dim() > 1}
 
-    def imagine(length: int) -> tuple[tuple[torch.Tensor, ...], int]:
+    def dream(length: int) -> tuple[torch.Tensor, ...]:
         torch.manual_seed(0)
         # The cache would hide the casts, as it does not in compiled code.
-        with torch.autocast("cpu", torch.bfloat16, cache_enabled=False), Casts() as casts:
-            found = critic.imagine(rssm, rssm.initial(3, torch.device("cpu")), length)
-        return found, sum(casts.shapes[shape] for shape in matrices)
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+            return critic.imagine(rssm, rssm.initial(3, torch.device("cpu")), length)
+
+    def imagine(length: int) -> tuple[tuple[torch.Tensor, ...], int]:
+        with Casts() as casts:
+            return dream(length), sum(casts.shapes[shape] for shape in matrices)
 
     found, count = imagine(4)
     assert imagine(8)[1] == count > 0
+    step = critic.imagine_step
+    monkeypatch.setattr(critic, "imagine_step", torch.compile(step, fullgraph=True, backend="aot_eager"))
+    assert all(torch.equal(a, b) for a, b in zip(found, dream(4), strict=True))
+    monkeypatch.setattr(critic, "imagine_step", step)
     monkeypatch.setattr(actor_critic, "cast_weights", lambda module, device: {})
     plain, more = imagine(4)
     assert more > count

@@ -345,6 +345,9 @@ def test_deferred_gradients_under_autocast_and_compiled(rssm: RSSM, monkeypatch:
         assert (deferred[name] - gradient).abs().max() <= 0.05 * gradient.abs().max(), name
     for name in ("observe_step", "observe_all"):
         setattr(rssm, name, torch.compile(getattr(rssm, name), fullgraph=True, backend="aot_eager"))
+    mixed = gradients(rssm, True, monkeypatch, mixed=True)
+    for name, gradient in deferred.items():
+        assert (mixed[name] - gradient).abs().max() <= 0.01 * gradient.abs().max(), name
     compiled = gradients(rssm, True, monkeypatch)
     for name, gradient in gradients(rssm, False, monkeypatch).items():
         assert (compiled[name] - gradient).abs().max() <= 1e-5 * gradient.abs().max(), name
