@@ -36,7 +36,8 @@ StepResult = tuple[Observations, torch.Tensor, torch.Tensor, torch.Tensor, dict[
 
 CLOSING = 10.0  # seconds that processes have to close their environments
 DYING = 1.0  # seconds between the end of a process's pipe and its own, at most
-UNKNOWN_FPS = 30.0  # steps per second of an environment that tells none
+FRAME_RATES = (0.01, 1000.0)  # credible steps per second
+UNKNOWN_FPS = 30.0
 SCALARS = {
     "reward": np.float32,
     "terminated": np.bool_,
@@ -242,6 +243,15 @@ def send(array: np.ndarray, device: torch.device) -> torch.Tensor:
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device, copy=True)
 
 
+def _frame_rate(metadata: Any) -> float:
+    """Return ``render_fps``, or a default if it is missing or not credible."""
+    try:
+        rate = float(metadata["render_fps"])
+    except (TypeError, KeyError, ValueError, OverflowError):
+        return UNKNOWN_FPS
+    return rate if FRAME_RATES[0] <= rate <= FRAME_RATES[1] else UNKNOWN_FPS
+
+
 def _choices(env: gymnasium.Env) -> list[str]:
     """Return the names of discrete actions, if the environment has them as ALE's or MiniGrid's do."""
     with suppress(Exception):  # other environments may mean anything by these attributes
@@ -278,6 +288,6 @@ def _inspect(
             image_size=image_size,
             action_repeat=action_repeat,
         )
-        return made, float(env.metadata.get("render_fps") or UNKNOWN_FPS), _choices(env)
+        return made, _frame_rate(env.metadata), _choices(env)
     finally:
         close(env, options.id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import gymnasium
@@ -419,7 +420,7 @@ def test_worlds_on_a_gpu_see_what_they_see_on_a_cpu() -> None:
     assert all(torch.equal(a, b) for a, b in zip(run("cpu"), run("cuda"), strict=True))
 
 
-@pytest.mark.parametrize("told", [{}, {"render_fps": None}, {"render_fps": 0}])
+@pytest.mark.parametrize("told", [{}, *({"render_fps": rate} for rate in (-5, 0, math.nan, math.inf, 1e-9, "x"))])
 def test_a_frame_rate_that_is_none_is_that_of_an_environment_that_says_nothing(
     told: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
