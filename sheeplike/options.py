@@ -75,7 +75,15 @@ class Options(BaseModel):
     expected, a list as a tuple, and a single value as a tuple of one.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, populate_by_name=True)
+    # Numbers that are not finite can stand only in values of any type: in JSON pydantic would make them null.
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        ser_json_inf_nan="constants",
+        populate_by_name=True,
+    )
 
     @field_validator("*", mode="before")
     @classmethod

@@ -205,7 +205,7 @@ def test_what_the_page_promises_of_the_linear_agent(pages, tmp_path):
     (words,) = [words for words in commands("add_an_agent.md", "linear") if words[-1] == "total_steps=60000"]
     done = pages.run(*words, "profile=cpu", place=tmp_path)
     assert done.returncode == 0, done.stderr
-    rows = map(json.loads, (tmp_path / "logs/catch/linear/linear/seed_0/metrics.jsonl").read_text().splitlines())
+    rows = map(json.loads, (tmp_path / "logs/catch/linear/seed_0/metrics.jsonl").read_text().splitlines())
     caught = [row["eval/success_rate"] for row in rows if "eval/success_rate" in row]
     assert len(caught) == 6
     assert caught[-1] >= 0.85

@@ -127,7 +127,10 @@ class Mirror:
         raise CommandError(f"{self._list(step)}: expected manifests; without it the others count")
 
     def _get(self, sha256: str, path: Path) -> None:
-        self._fs.get_file(self._file(sha256), str(path))
+        try:
+            self._fs.get_file(self._file(sha256), str(path))
+        except FileNotFoundError:
+            raise checkpoint.Corrupt(f"{self._file(sha256)} is missing") from None
 
     def _file(self, sha256: str) -> str:
         return f"{self._root}/{_FILES}/{sha256}"

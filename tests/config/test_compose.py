@@ -1,5 +1,6 @@
 """Composition of a command line, and the order in which its sources win."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from sheeplike.agents import registry
 from sheeplike.config import compose
 from sheeplike.config.compose import load_saved, parse
 from sheeplike.config.saved import to_yaml
-from sheeplike.config.schema import all_keys
+from sheeplike.config.schema import all_keys, to_data
 from sheeplike.config.sources import CONFIGS, Sources
 from sheeplike.envs import list_envs
 from sheeplike.options import CommandError
@@ -229,6 +230,13 @@ def test_dry_run_shrinks_everything_but_what_is_asked_for():
 def test_what_is_saved_is_the_configuration(tmp_path):
     config = load([*JOB, "agent.eps=1e-20", "env.image_size=[48,64]", "env.cameras=[front]"], BUILT_IN)
     assert saved(config, tmp_path) == config
+
+
+def test_arguments_that_are_infinite_are_saved_as_such(tmp_path):
+    config = load(["exp=ppo", "env=gym", "env.id=CartPole-v1", "env.options.arguments={limit: inf}"], BUILT_IN)
+    again = saved(config, tmp_path)
+    assert again.env.options["arguments"] == {"limit": float("inf")}
+    assert json.loads(json.dumps(to_data(config))) == to_data(again)
 
 
 def saved(config, place: Path):

@@ -5,6 +5,7 @@ The files of ``configs/env/`` have what was published for a task, those of ``con
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -109,8 +110,8 @@ class PPOConfig(AgentConfig):
 
     def _check_minibatches(self, steps: int, what: str) -> None:
         if steps % self.minibatches:
-            divisors = [count for count in range(1, steps + 1) if steps % count == 0]
-            nearest = min(divisors, key=lambda count: abs(count - self.minibatches))
+            around = ((self.minibatches - distance, self.minibatches + distance) for distance in itertools.count(1))
+            nearest = next(count for both in around for count in both if count > 0 and steps % count == 0)
             raise InvalidOption("agent.minibatches", self.minibatches, f"a divisor of {what}", nearest)
 
     def first_update(self, num_envs: int) -> int:
