@@ -5,11 +5,12 @@ An agent's options stand beside the agent; ``configs/`` holds what differs from 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, SerializeAsAny
+from pydantic import Field, SerializeAsAny, field_validator
 
 from sheeplike import envs
 from sheeplike.agents import registry
@@ -28,6 +29,7 @@ from sheeplike.options import (
     InvalidOption,
     Key,
     Options,
+    format_value,
     keys_of,
 )
 
@@ -61,6 +63,18 @@ class Env(SimulationOptions, Worlds):
         True, description="end first episodes at random times, so that simulated worlds are not in step"
     )
     options: dict[str, Any] = Field({}, description="further arguments of the task, by name")
+
+    @field_validator("options")
+    @classmethod
+    def _can_be_saved(cls, value: dict[str, Any]) -> dict[str, Any]:
+        try:
+            same = json.loads(json.dumps(value)) == value
+        except (TypeError, ValueError):
+            same = False
+        if not same:
+            expected = "texts as keys, and values that config.yaml gives back as they are"
+            raise CommandError(f"env.options={format_value(value)}: expected {expected}")
+        return value
 
     @property
     def task(self) -> str:

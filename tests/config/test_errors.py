@@ -130,6 +130,8 @@ def test_values(refused, override, nearest):
         ("fabric.precision=16-true", ["32-true, bf16-mixed"]),
         ("fabric.accelerator=tpu", ["auto, cpu, cuda, gpu"]),
         ("logger.tensorboard=false", ["unknown key", "nearest: logger;"]),
+        ("env.options={x: {0: a}}", ["env.options="]),
+        ("env.options={x: nan}", ["env.options="]),
         ("wandb=true", ["unknown key", "nearest: logger=[tensorboard,wandb];"]),
         ("logger=null", ["a list of names", "nearest: logger=[tensorboard]"]),
         ("logger=[mlfow]", ["tensorboard, wandb, mlflow", "nearest: logger=mlflow"]),
