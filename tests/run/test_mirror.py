@@ -25,6 +25,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 import sheeplike
 from sheeplike import checkpoint
+from sheeplike.__main__ import main
 from sheeplike.config.compose import load
 from sheeplike.config.saved import to_yaml
 from sheeplike.config.schema import to_data
@@ -252,6 +253,12 @@ def test_the_end_does_not_complain_of_an_older_checkpoint(
     late.mirror.wait(0.1)
     assert capsys.readouterr().err == ""
     go.set()
+
+
+def test_a_finished_run_whose_last_copy_was_stopped_is_copied(late: Copied) -> None:
+    late.mirror.catch_up()
+    assert late.mirror._steps() == checkpoint_steps(late.run_dir)
+    assert_same_checkpoint(late.run_dir, download(late), checkpoint_steps(late.run_dir)[-1])
 
 
 def test_each_file_is_copied_once(begin: Callable[..., Copied], faulty: type[Faulty]) -> None:
@@ -633,6 +640,10 @@ def test_an_empty_machine_goes_on_exactly(tmp_path: Path, capsys: pytest.Capture
     with sheeplike.init(*WHOLE, f"run_dir={tmp_path}/straight") as straight:
         straight.iterate()
     assert_same_end(run.run_dir, straight.run_dir)
+    url = again.config.checkpoint.mirror
+    fsspec.filesystem("memory").rm(url, recursive=True)
+    main(["train", *begin])  # it is finished
+    assert Mirror(url, tmp_path / "none")._steps() == checkpoint_steps(run.run_dir)
 
 
 # --- S3 -------------------------------------------------------------------------------------------------------------
