@@ -1,19 +1,22 @@
 """Time of each part of an update: ``python tests/benchmarks/breakdown.py env=… agent=dreamer_v3 [modes=…]``.
 
-Its parts one by one, forward and backward, eager, on the tensors of a real update; and what an update of each mode asks
-of the device.
+Its parts one by one, forward and backward, eager and in each other mode, on the tensors of a real update; the
+arithmetic of each part, and its speed as a share of that of a large matrix product; what an update of each mode asks of
+the device.
 """
 
 from __future__ import annotations
 
 import itertools
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import FlopCounterMode
 
 from sheeplike.agents.dreamer_v3.agent import CONTEXT, DreamerV3
 from sheeplike.agents.dreamer_v3.rssm import Latent
@@ -21,7 +24,7 @@ from sheeplike.agents.dreamer_v3.storage import pack_latent
 from sheeplike.commands.bench import compose
 from sheeplike.config.sources import Sources
 from sheeplike.nn.optimizers import update_slow
-from sheeplike.tools.bench import Bench, Table, ratio
+from sheeplike.tools.bench import MODES, Bench, Table, ratio
 
 # The beginnings of the names by which the profiler knows what is counted.
 COUNTED = {
@@ -96,6 +99,25 @@ def parts(agent: DreamerV3) -> dict[str, Callable[[], object]]:
     }
 
 
+def work(part: Callable[[], object]) -> float:
+    """Return the floating-point operations of matrix products and convolutions, all others left out."""
+    with FlopCounterMode(display=False) as counter:
+        part()
+    return counter.get_total_flops()
+
+
+def peak(device: torch.device, wait: Callable[[], None], size: int = 2048) -> float:
+    """Return the float32 operations per second of a matrix product, the best of 20."""
+    a, best = torch.rand(size, size, device=device), float("inf")
+    for _ in range(20):
+        wait()
+        start = time.perf_counter()
+        a @ a
+        wait()
+        best = min(best, time.perf_counter() - start)
+    return 2 * size**3 / best
+
+
 def count(agent: DreamerV3, wait: Callable[[], None]) -> list[list[float]]:
     with torch.profiler.profile() as profiler:
         agent.update()
@@ -123,14 +145,24 @@ def main() -> None:
             agent.add(next(turns))
         return agent
 
-    agent = ready("off")
-    tasks = {name: bench.repeat(part) for name, part in parts(agent).items()}
-    taken = bench.timed(tasks | {"the whole update": bench.repeat(agent.update)}, seconds=asked.seconds / 4)
-    whole = taken.pop("the whole update")
-    taken |= {"all parts": [sum(turn) for turn in zip(*taken.values(), strict=True)], "the whole update": whole}
-    table = Table("breakdown", "One update by part, eager", ["ms", "of the whole"])
-    table.rows = {name: [[1e3 * one for one in seconds], ratio(seconds, whole)] for name, seconds in taken.items()}
-    print(table)
+    fastest = peak(bench.device, bench.wait)
+    modes = ["off", *(mode for mode in asked.modes if mode == "inductor")]
+    operations = {name: work(part) for name, part in parts(ready("off")).items()}
+    operations |= dict.fromkeys(("all parts", "the whole update"), sum(operations.values()))
+    for mode in modes:
+        agent = ready(mode)
+        agent.warm_up()
+        tasks = {name: bench.repeat(part) for name, part in parts(agent).items()}
+        taken = bench.timed(tasks | {"the whole update": bench.repeat(agent.update)}, seconds=asked.seconds / 4)
+        whole = taken.pop("the whole update")
+        taken |= {"all parts": [sum(turn) for turn in zip(*taken.values(), strict=True)], "the whole update": whole}
+        columns = ["ms", "of the whole", "GFLOP", f"of {fastest / 1e9:.0f} GFLOP/s"]
+        table = Table("breakdown", f"One update by part, {MODES[mode]}", columns)
+        for name, seconds in taken.items():
+            flop = operations[name]
+            share = [flop / one / fastest for one in seconds]
+            table.rows[name] = [[1e3 * one for one in seconds], ratio(seconds, whole), [flop / 1e9], share]
+        print(table)
 
     table = Table("counts", "What one update asks of the device", list(COUNTED))
     for mode in asked.modes:
