@@ -16,12 +16,20 @@ import numpy as np
 from gymnasium.spaces import Box, Dict
 
 from sheeplike.data.episodes import Episode, fit
-from sheeplike.data.reading import FACTS, MARKS, expecting, read, require
+from sheeplike.data.reading import FACTS, FLAGS, MARKS, expecting, read, require
 from sheeplike.files import lock, open_regular, sync_directory, write_atomically
 from sheeplike.options import CommandError
 
 Spaces = Mapping[str, gymnasium.Space]
 LOCK = ".lock"
+TAKEN = {"action", "reward", "policy", "file", "allow_pickle", *FLAGS, *MARKS}
+
+
+def check_name(key: str) -> str:
+    """Return the name of an observation; CommandError if a file holds something else by it."""
+    if key in TAKEN:
+        raise CommandError(f"observation {key}: a recording stores something else by this name; rename it")
+    return key
 
 
 class NpzWriter:

@@ -16,7 +16,7 @@ from sheeplike.agents.policy import PolicyNetworks
 from sheeplike.config.schema import Config
 from sheeplike.data.episodes import Episode
 from sheeplike.data.reading import expecting
-from sheeplike.data.writing import NpzWriter
+from sheeplike.data.writing import NpzWriter, check_name
 from sheeplike.loop import first_step
 from sheeplike.monitor.progress import Progress
 from sheeplike.options import CommandError
@@ -53,7 +53,7 @@ def _checked(actions: Any, envs: VectorEnv, name: str) -> Tensor:
 
 def facts_of(config: Config, envs: VectorEnv) -> dict[str, Any]:
     """Return what is the same for all episodes of a recording."""
-    shapes = {key: list(space.shape) for key, space in envs.single_observation_space.items()}
+    shapes = {check_name(key): list(space.shape) for key, space in envs.single_observation_space.items()}
     facts = {"env": config.env.name, "id": config.env.id, "options": dict(config.env.options)}
     facts |= {"randomization": config.randomization, "fps": envs.metadata["render_fps"]}
     return facts | {"actions": str(envs.single_action_space), "observations": shapes}

@@ -22,7 +22,7 @@ from sheeplike.data.writing import NpzWriter
 from sheeplike.envs.gym.options import GymOptions
 from sheeplike.envs.gym.vector_env import GymVectorEnv
 from sheeplike.options import CommandError
-from sheeplike.trained.recording import find_policy, record
+from sheeplike.trained.recording import facts_of, find_policy, record
 
 
 @pytest.fixture
@@ -48,6 +48,15 @@ def test_whole_episodes_as_they_were_played(worlds, tmp_path):
         assert total == episode.total == len(episode) - 1
         assert episode.terminal
     assert str(np.load(tmp_path / "demos" / "episode_000000.npz")["policy"]) == "random"
+
+
+@pytest.mark.parametrize("name", ["action", "success", "terminated", "policy", "file"])
+def test_an_observation_cannot_be_called_like_something_else_in_the_file(name):
+    space = spaces.Dict({name: spaces.Box(-1, 1, (2,), np.float32)})
+    config = SimpleNamespace(env=SimpleNamespace(name="gym", id="Own-v0", options={}), randomization={})
+    worlds = SimpleNamespace(single_observation_space=space, metadata={"render_fps": 30})
+    with pytest.raises(CommandError, match=f"observation {name}"):
+        facts_of(config, worlds)
 
 
 def test_a_recording_goes_on_in_other_worlds(worlds, tmp_path):
