@@ -25,13 +25,6 @@ LOCK = ".lock"
 TAKEN = {"action", "reward", "policy", "file", "allow_pickle", *FLAGS, *MARKS}
 
 
-def check_name(key: str) -> str:
-    """Return the name of an observation; CommandError if a file holds something else by it."""
-    if key in TAKEN:
-        raise CommandError(f"observation {key}: a recording stores something else by this name; rename it")
-    return key
-
-
 class NpzWriter:
     """A file per episode, and ``recording.json`` with what is the same for all.
 

@@ -16,7 +16,7 @@ from sheeplike.agents.policy import PolicyNetworks
 from sheeplike.config.schema import Config
 from sheeplike.data.episodes import Episode
 from sheeplike.data.reading import expecting
-from sheeplike.data.writing import NpzWriter, check_name
+from sheeplike.data.writing import TAKEN, NpzWriter
 from sheeplike.loop import first_step
 from sheeplike.monitor.progress import Progress
 from sheeplike.options import CommandError
@@ -53,7 +53,9 @@ def _checked(actions: Any, envs: VectorEnv, name: str) -> Tensor:
 
 def facts_of(config: Config, envs: VectorEnv) -> dict[str, Any]:
     """Return what is the same for all episodes of a recording."""
-    shapes = {check_name(key): list(space.shape) for key, space in envs.single_observation_space.items()}
+    shapes = {key: list(space.shape) for key, space in envs.single_observation_space.items()}
+    if taken := sorted(TAKEN & shapes.keys()):
+        raise CommandError(f"observation {taken[0]}: a recording stores something else by this name; rename it")
     facts = {"env": config.env.name, "id": config.env.id, "options": dict(config.env.options)}
     facts |= {"randomization": config.randomization, "fps": envs.metadata["render_fps"]}
     return facts | {"actions": str(envs.single_action_space), "observations": shapes}
@@ -93,10 +95,8 @@ def record(
                     rows = playing.pop(world)
                     # A Gymnasium world that failed was restarted, which cut its episode.
                     facts = {"policy": name, "cut": "restarted" in info and bool(info["restarted"][world])}
-                    success = float(info["episode"]["success"][world])
-                    if not np.isnan(success):
-                        facts["success"] = success > 0.5
-                        successes.append(success > 0.5)
+                    if not np.isnan(success := float(info["episode"]["success"][world])):
+                        successes.append(facts.setdefault("success", success > 0.5))
                     arrays = {key: np.stack([row[key] for row in rows]) for key in shown}
                     action, reward = arrays.pop("action"), arrays.pop("reward")
                     episode = Episode(arrays, action, reward, terminal[world], info=facts)
