@@ -11,6 +11,7 @@ import io
 import logging
 import os
 import queue
+import random
 import re
 import sys
 import threading
@@ -109,7 +110,9 @@ class MLflow(Sink):
                 self.run_id = run_id
         self._is_new = self.run_id is None
         if self._is_new:
+            drawn = random.getstate()  # MLflow's file store may draw digits of an experiment's number
             run = self._client.create_run(self._experiment(), run_name="/".join(run_dir.parts[-3:]))
+            random.setstate(drawn)
             self.run_id = run.info.run_id
         info(f"MLflow: run {self.run_id}")
         self._calls: queue.Queue[Callable[[], object] | None] = queue.Queue(maxsize=1000)
