@@ -25,7 +25,7 @@ FIGURES = {
     "learn_offline_nll": ("steps", ["learn_from_data/offline"], ["metric=held_out/nll"]),
     "learn_to_pick": (
         "steps",
-        ["learn_from_data/nothing", "learn_to_pick/ppo"],
+        ["learn_to_pick"],
         ["metric=eval/success_rate", "threshold=0.9", "scale=log"],
     ),
     "learn_swingup": ("steps", ["learn_swingup"], ["scale=log"]),
