@@ -27,5 +27,6 @@ class Request(NamedTuple):
         """Return the arguments with a bare ``<dir>`` written as ``run=<dir>``; CommandError for ``--config-dir``."""
         if self.config_dirs:
             raise CommandError("--config-dir: expected only run=<run_dir>, which holds the whole configuration")
-        is_key = [argument.partition("=")[0].isidentifier() and "=" in argument for argument in self.arguments]
+        named = [argument.partition("=")[:2] for argument in self.arguments]
+        is_key = [bool(equals) and key.replace(".", "").isidentifier() for key, equals in named]
         return [text if key else f"run={text}" for text, key in zip(self.arguments, is_key, strict=True)]

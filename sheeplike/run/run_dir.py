@@ -70,7 +70,7 @@ def _resumed(run_dir: Path, overrides: Sequence[str]) -> Plan:
     file = config_file(run_dir, "resume")
     if not checkpoint_steps(run_dir):
         raise CommandError(
-            f"resume={run_dir}: expected a run with a checkpoint; this one stopped before its first: give the command "
+            f"resume={run_dir}: expected a run with a checkpoint; if it stopped before its first, give the command "
             "that began it again"
         )
     composed = load_saved(file, overrides)

@@ -3,6 +3,7 @@
 import math
 import multiprocessing
 import multiprocessing.connection
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -174,6 +175,8 @@ class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
         common = {"copy": False, "autoreset_mode": AutoresetMode.NEXT_STEP}
         if self._options.vectorization == "sync":
             return SyncVectorEnv(makers, **common)
+        if getattr(multiprocessing.current_process(), "_inheriting", False):
+            sys.exit(1)  # a program without a guard begins anew in a process that it started; that one reports it
         # A forked copy of this process would hold locks and device contexts whose threads it lacks.
         context = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
         if context == "forkserver":
@@ -183,6 +186,8 @@ class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
             return AsyncVectorEnv(makers, context=context, **common)
         except (EOFError, OSError) as error:
             why = f"{type(error).__name__}: {first_line(error)}"
+            if sys.modules["__main__"].__spec__ is None:  # not started by python -m
+                why += "; a program needs a file and `if __name__ == '__main__':` before its run, or vectorization=sync"
             raise Unusable(f"{self.name}: worlds in processes of their own could not be made: {why}") from error
 
     def _begin(self) -> None:

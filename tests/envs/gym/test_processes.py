@@ -119,6 +119,17 @@ def test_processes_are_deaf_to_what_asks_a_run_to_stop() -> None:
     assert not any(process.is_alive() for process in processes)
 
 
+def test_a_program_without_a_guard_begins_once_and_is_told(tmp_path: Path) -> None:
+    program = tmp_path / "unguarded.py"
+    made = "make('gym', id='CartPole-v1', num_envs=2, frames='none', vectorization='async')"
+    program.write_text(f"from sheeplike.envs import make\n{made}\n")
+    ended = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 1
+    last = ended.stderr.splitlines()[-1]
+    assert "__main__" in last and "vectorization=sync" in last
+    assert "bootstrapping" not in ended.stderr  # the start that fails in the other process
+
+
 HANGS = """
 import os, time, gymnasium, sheeplike.envs, torch
 from gymnasium.envs.classic_control import CartPoleEnv
