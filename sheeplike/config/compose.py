@@ -202,9 +202,7 @@ def parse(argument: str) -> Override:
         override = OverridesParser.create().parse_override(argument)
     except (HydraException, ValueError) as error:  # a number of thousands of digits raises ValueError
         reason = str(error).splitlines()[0]
-        hint = "texts in quotes" if set(value) & set("[]{}") else f"{key}=\"'{value}'\""
-        if any(value.count(a) != value.count(b) for a, b in ("[]", "{}")):
-            hint = "a bracket that is closed"
+        hint = "closed brackets and texts in quotes" if set(value) & set("[]{}") else f"{key}=\"'{value}'\""
         raise CommandError(f"malformed override {argument!r}: {reason}; nearest: {hint}") from None
     if override.is_delete():
         raise CommandError(f"{argument!r}: expected key=value; a key cannot be removed")

@@ -69,10 +69,7 @@ def plan(arguments: Iterable[str], config_dirs: Iterable[str] = ()) -> Plan:
 def _resumed(run_dir: Path, overrides: Sequence[str]) -> Plan:
     file = config_file(run_dir, "resume")
     if not checkpoint_steps(run_dir):
-        raise CommandError(
-            f"resume={run_dir}: expected a run with a checkpoint; if it stopped before its first, give the command "
-            "that began it again"
-        )
+        raise CommandError(f"resume={run_dir}: expected a run with a checkpoint; nearest: the command that began it")
     composed = load_saved(file, overrides)
     config = composed.config.replace(run_dir=str(run_dir))  # the directory may have been moved
     check_accelerator(config)

@@ -178,12 +178,10 @@ class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
         if getattr(multiprocessing.current_process(), "_inheriting", False):
             sys.exit(1)  # a program without a guard begins anew in a process that it started; that one reports it
         # A forked copy of this process would hold locks and device contexts whose threads it lacks.
-        context = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-        if context == "forkserver":
-            # Otherwise each process would import the program and this package by itself.
-            multiprocessing.get_context(context).set_forkserver_preload(["__main__", MakeWorld.__module__])
+        # Otherwise each process would import the program and this package by itself.
+        multiprocessing.get_context("forkserver").set_forkserver_preload(["__main__", MakeWorld.__module__])
         try:
-            return AsyncVectorEnv(makers, context=context, **common)
+            return AsyncVectorEnv(makers, context="forkserver", **common)
         except (EOFError, OSError) as error:
             why = f"{type(error).__name__}: {first_line(error)}"
             if sys.modules["__main__"].__spec__ is None:  # not started by python -m

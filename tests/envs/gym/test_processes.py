@@ -126,7 +126,8 @@ def test_a_program_without_a_guard_begins_once_and_is_told(tmp_path: Path) -> No
     ended = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=300)
     assert ended.returncode == 1
     last = ended.stderr.splitlines()[-1]
-    assert "__main__" in last and "vectorization=sync" in last
+    assert "__main__" in last
+    assert "vectorization=sync" in last
     assert "bootstrapping" not in ended.stderr  # the start that fails in the other process
 
 
