@@ -7,7 +7,6 @@ export, or ``demo:<name>``, which comes with the program.
 from __future__ import annotations
 
 from contextlib import closing, nullcontext
-from functools import partial
 from pathlib import Path
 from socket import socket
 
@@ -82,8 +81,7 @@ def play(listening: socket, recordings: Path, config: Config, asked: DreamOption
     try:
         with phase("building simulation and rendering kernels"), as_command_errors(refused):
             place = expand(asked.to) if asked.to else recordings.with_name(DEMOS)
-            demos = partial(NpzWriter, place, facts_of(config, world))
-            session = Session(world, model, seed=asked.seed, demos=demos)
+            session = Session(world, model, seed=asked.seed, demos=lambda: NpzWriter(place, facts_of(config, world)))
             session.tick()
         if world.positions:
             label = f"playing {overlay.EPISODES} episodes, to learn how the latents change with positions"

@@ -31,7 +31,7 @@ class EvalOptions(TrainedOptions):
     """Keys of this command."""
 
     episodes: int = Field(100, ge=1, le=2**16, description="episodes to play")
-    sample: bool = Field(True, description="true: sample the policy's actions; false: take its mode")
+    sample: bool | None = Field(None, description="sample the policy's actions or take its mode; null: as the run does")
     randomize: bool = Field(True, description="true: with the run's randomization; false: without it")
     video: bool = Field(True, description="film the first worlds, one GIF per camera")
     video_size: int | None = Field(
@@ -65,6 +65,7 @@ def evaluate_run(run_dir: Path, config: Config, asked: EvalOptions) -> None:
     from sheeplike.monitor.video import encode_gif
     from sheeplike.run.evaluation import play, summarize, videos
 
+    asked = asked if asked.sample is not None else asked.replace(sample=config.eval.sample)
     step, networks, made = rebuild(run_dir, config, asked, randomize=asked.randomize)
     if envs.simulated(config.env.name):
         made.film_size, made.film_pixels = SCENE_SIZE, asked.video_size

@@ -28,7 +28,7 @@ class RecordOptions(TrainedOptions):
     policy: str = Field(
         "trained", description="trained; random; or <module>:<function>, called with observations and is_first (N,)"
     )
-    sample: bool = Field(True, description="true: sample the trained policy's actions; false: take its mode")
+    sample: bool | None = Field(None, description="sample the policy's actions or take its mode; null: as the run does")
     randomize: bool = Field(True, description="true: with the run's randomization; false: without it")
 
 
@@ -49,7 +49,7 @@ def main(request: Request) -> None:
     from sheeplike.trained.recording import facts_of, find_policy, record
 
     _, networks, envs = rebuild(run_dir, config, asked, randomize=asked.randomize)
-    policy = find_policy(asked.policy, networks, envs, sample=asked.sample)
+    policy = find_policy(asked.policy, networks, envs, sample=(config.eval if asked.sample is None else asked).sample)
     spaces = {**envs.single_observation_space.spaces, "action": envs.single_action_space}
     writer = Recording(place, facts_of(config, envs), asked.format, spaces)
     try:

@@ -39,8 +39,9 @@ def load(config: Config, agent: Agent, envs: VectorEnv, *, resumed: bool) -> Non
     path, layout = expand(asked.path), check(asked)
     rate, own = control_rate(path, layout), envs.metadata["render_fps"]
     if rate is not None and not abs(rate - own) <= 0.01 * own:
-        nearest = f"nearest: env.action_repeat={max(round(config.env.action_repeat * own / rate), 1)}"
-        raise CommandError(f"data.path={path}: {rate:g} steps per second; expected {own:g}, as here; {nearest}")
+        repeat = max(round(config.env.action_repeat * own / rate), 1)
+        nearest = f"; nearest: env.action_repeat={repeat}" if repeat != config.env.action_repeat else ""
+        raise CommandError(f"data.path={path}: {rate:g} steps per second; expected {own:g}, as here{nearest}")
     spaces = {key: envs.single_observation_space[key] for key in agent.observed}
     if unknown := sorted(asked.keys.keys() - spaces.keys()):
         raise UnknownName("data.keys: observation", unknown[0], spaces)

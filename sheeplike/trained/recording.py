@@ -96,7 +96,8 @@ def record(
                     # A Gymnasium world that failed was restarted, which cut its episode.
                     facts = {"policy": name, "cut": "restarted" in info and bool(info["restarted"][world])}
                     if not np.isnan(success := float(info["episode"]["success"][world])):
-                        successes.append(facts.setdefault("success", success > 0.5))
+                        facts["success"] = success > 0.5
+                        successes.append(success > 0.5)
                     arrays = {key: np.stack([row[key] for row in rows]) for key in shown}
                     action, reward = arrays.pop("action"), arrays.pop("reward")
                     episode = Episode(arrays, action, reward, terminal[world], info=facts)

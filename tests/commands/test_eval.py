@@ -63,7 +63,7 @@ def evaluated(sheeplike, monkeypatch):
         (("run=mine", "episodes=0"), ["episodes=0", "65536", "nearest: episodes=1"]),
         (("run=mine", "episodes=many"), ["episodes=many", "nearest: episodes=100"]),
         (("run=mine", "seed=32768"), ["seed=32768", "nearest: seed=32767"]),
-        (("run=mine", "sample=maybe"), ["sample=maybe", "nearest: sample=true"]),
+        (("run=mine", "sample=maybe"), ["sample=maybe", "true", "null"]),
         (("run=mine", "episodes=8", "num_envs=9"), ["num_envs=9", "episodes=8", "nearest: num_envs=8"]),
         (("run=mine", "num_env=4"), ["'num_env'", "nearest: num_envs"]),
         (
@@ -125,7 +125,7 @@ def test_settings(begun, evaluated):
     begun({64: None}, "env.num_envs=16")
     run_dir, config, asked = evaluated("run=mine")
     assert (run_dir, config.env.name) == (Path("mine"), "cartpole_balance")
-    assert (asked.episodes, asked.num_envs, asked.sample, asked.video, asked.seed) == (100, 16, True, True, 0)
+    assert (asked.episodes, asked.num_envs, asked.sample, asked.video, asked.seed) == (100, 16, None, True, 0)
     assert evaluated("run=mine", "episodes=3")[2].num_envs == 3
     assert evaluated("mine", "episodes=200", "num_envs=150")[2].num_envs == 150
 
@@ -154,9 +154,10 @@ def test_help_says_every_key(sheeplike):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished dry run, evaluated at each of its two checkpoints."""
+    """A finished dry run, evaluated at each of its two checkpoints by the mode of its policy."""
     run_dir = tmp_path_factory.mktemp("runs") / "cartpole"
-    main([*JOB, "profile=cpu", "dry_run=true", "env.options.episode_length=9", f"run_dir={run_dir}"])
+    job = [*JOB, "profile=cpu", "dry_run=true", "env.options.episode_length=9", "eval.sample=false"]
+    main([*job, f"run_dir={run_dir}"])
     return run_dir
 
 
@@ -184,7 +185,7 @@ def test_the_same_numbers_every_time_and_those_of_training(trained, tmp_path, ca
 
     result = json.loads(first["result.json"])
     step = max(training, key=lambda step: training[step]["eval/return_mean"])
-    assert (result["step"], place.name) == (step, f"step_{step:012d}_2_episodes_2_worlds")
+    assert (result["step"], place.name) == (step, f"step_{step:012d}_2_episodes_2_worlds_mode")
     assert result["metrics"] == {name: value for name, value in training[step].items() if name.startswith("eval/")}
     assert len(result["episodes"]["return"]) == 2
     run = {"env": "cartpole_balance", "id": None, "agent": "dreamer_v3", "exp": "dreamer_v3", "seed": 0}
@@ -203,9 +204,9 @@ def test_the_same_numbers_every_time_and_those_of_training(trained, tmp_path, ca
     assert (place / "result.json").read_bytes() == first["result.json"]
 
     # Other settings go elsewhere, and are another evaluation.
-    others = ["episodes=3", "num_envs=2", "seed=1", "sample=false", "video_size=100"]
+    others = ["episodes=3", "num_envs=2", "seed=1", "sample=true", "video_size=100"]
     main([*arguments[:2], f"checkpoint={step}", *others])
-    other = run_dir / "eval" / f"step_{step:012d}_3_episodes_2_worlds_seed_1_mode"
+    other = run_dir / "eval" / f"step_{step:012d}_3_episodes_2_worlds_seed_1"
     assert Image.open(other / "fixed.gif").size == (100, 100), "of one world, and rendered as large as that"
     played = json.loads((other / "result.json").read_text())["episodes"]["return"]
     assert len(set(played)) == 3

@@ -212,6 +212,7 @@ def test_keys_that_contradict(refused, overrides, facts):
     ("spoil", "fact"),
     [
         ({"fps": 10}, "10"),
+        ({"fps": FPS / 2}, "env.action_repeat=2"),
         ({"length": 9, "episodes": 1}, "9 steps"),
     ],
 )

@@ -177,15 +177,14 @@ class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
             return SyncVectorEnv(makers, **common)
         if getattr(multiprocessing.current_process(), "_inheriting", False):
             sys.exit(1)  # a program without a guard begins anew in a process that it started; that one reports it
-        # A forked copy of this process would hold locks and device contexts whose threads it lacks.
         # Otherwise each process would import the program and this package by itself.
         multiprocessing.get_context("forkserver").set_forkserver_preload(["__main__", MakeWorld.__module__])
         try:
+            # A forked copy of this process would hold locks and device contexts whose threads it lacks.
             return AsyncVectorEnv(makers, context="forkserver", **common)
         except (EOFError, OSError) as error:
             why = f"{type(error).__name__}: {first_line(error)}"
-            if sys.modules["__main__"].__spec__ is None:  # not started by python -m
-                why += "; a program needs a file and `if __name__ == '__main__':` before its run, or vectorization=sync"
+            why += "; a program of your own needs `if __name__ == '__main__':` before its run, or vectorization=sync"
             raise Unusable(f"{self.name}: worlds in processes of their own could not be made: {why}") from error
 
     def _begin(self) -> None:
