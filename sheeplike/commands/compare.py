@@ -38,7 +38,7 @@ class CompareOptions(Options):
         None, description="published curve to draw behind the runs: a file, or <file>#<task> if it holds several"
     )
     reference_label: str | None = Field(None, description="what it shows: size, ratio, date; null: the file's name")
-    reference_frames: int = Field(1, ge=1, le=1000, description="its steps for each policy step, as an action repeat")
+    reference_frames: int = Field(1, ge=1, le=1000, strict=False, description="its steps for each policy step")
     out: str | None = Field(None, description="directory for the files; null: <first directory>/compare")
 
 

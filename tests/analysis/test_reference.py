@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from sheeplike.analysis.figure import read_reference
+from sheeplike.commands.compare import _parse
 from sheeplike.options import CommandError
 
 RUNS = [
@@ -32,6 +33,11 @@ def test_scores_as_their_authors_publish_them(scores):
     np.testing.assert_array_equal(found.spread, [1, 1, 0])
     assert "2 seeds" in found.label
     assert read_reference(f"{scores}#walker", "size 12m", 2).label == "size 12m"
+
+
+def test_its_steps_by_the_command(scores):
+    asked = _parse(["runs", f"reference={scores}#walker", "reference_frames=4"])[1]
+    assert (asked.reference, asked.reference_frames) == (f"{scores}#walker", 4)
 
 
 def test_columns(tmp_path):

@@ -34,6 +34,7 @@ RETURN, SUCCESS = "eval/return_mean", "eval/success_rate"
         (("logs/franka_pick", "--config-dir=empty"), ["--config-dir"]),
         (("logs/franka_pick", "--cfg"), ["'--cfg'", "--help"]),
         (("logs/franka_pick", "out=file"), ["out=file"]),
+        (("logs/franka_pick", "reference_frames=0"), ["reference_frames=0", "from 1 to 1000"]),
         (("logs/franka_pick", "metric=eval/retrun_mean"), ["seed_0", "metric=eval/retrun_mean", f"metric={RETURN}"]),
         (
             ("logs/franka_pick", "metric=qqq"),
