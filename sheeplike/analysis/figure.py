@@ -148,7 +148,7 @@ def _of_json(content: bytes, task: str) -> list[Points]:
 
 def _of_csv(content: bytes) -> list[Points]:
     rows: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    for row in csv.DictReader(content.decode().splitlines()):
+    for row in csv.DictReader(content.decode("utf-8-sig").splitlines(), skipinitialspace=True):
         rows[row.get("seed") or "0"].append((row["step"], row["value"]))
     return [_curve(points) for points in rows.values()]
 

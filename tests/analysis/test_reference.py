@@ -42,7 +42,7 @@ def test_its_steps_by_the_command(scores):
 
 def test_columns(tmp_path):
     place = tmp_path / "curve.csv"
-    place.write_text("step,value,seed\n10,1,a\n20,2,a\n10,3,b\n30,5,b\n")
+    place.write_text("step, value, seed\n10, 1, a\n20,2,a\n10,3,b\n30,5,b\n", encoding="utf-8-sig")
     found = read_reference(str(place), None, 1)
     np.testing.assert_array_equal(found.step, [10, 20])
     np.testing.assert_array_equal(found.mean, [2, 3])
