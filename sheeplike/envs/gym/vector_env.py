@@ -184,7 +184,7 @@ class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
             return AsyncVectorEnv(makers, context="forkserver", **common)
         except (EOFError, OSError) as error:
             why = f"{type(error).__name__}: {first_line(error)}"
-            why += "; your program needs a file, with `if __name__ == '__main__':` before its run, or vectorization=sync"
+            why += "; a program needs a file, with `if __name__ == '__main__':` before its run, or vectorization=sync"
             raise Unusable(f"{self.name}: worlds in processes of their own could not be made: {why}") from error
 
     def _begin(self) -> None:
