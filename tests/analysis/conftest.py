@@ -27,7 +27,9 @@ def _alone(alone: None) -> None: ...
 
 @functools.cache
 def _saved(env: str, agent: str) -> str:
-    return to_yaml(load([f"exp={agent}", f"env={env}", "profile=cpu", "fabric.accelerator=cpu"], Sources()).config)
+    job = [f"exp={agent}", f"env={env}", "profile=cpu", "fabric.accelerator=cpu"]
+    job += ["env.action_repeat=1", "eval.sample=true"]  # which the pick's profile has for one agent alone
+    return to_yaml(load(job, Sources()).config)
 
 
 def _begin(place: Path, env: str = "franka_pick", agent: str = "dreamer_v3", **changes: object) -> Path:
