@@ -50,7 +50,7 @@ class TrainedOptions(AgentOptions):
     num_envs: int | None = Field(
         None, ge=1, le=2**16, description="worlds in parallel; null: one per episode, at most as many as the run has"
     )
-    seed: int = Field(0, ge=0, le=2**15 - 1, description="random seed; with 0, eval repeats the evaluations of training")
+    seed: int = Field(0, ge=0, le=2**15 - 1, description="random seed; eval with 0 repeats the evaluations of training")
 
 
 def open_trained(asked: T, command: str, results: str | None, *, world_model: bool = False) -> tuple[Path, Config, T]:

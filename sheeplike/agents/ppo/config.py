@@ -40,7 +40,7 @@ class PPOConfig(AgentConfig):
         description="glob patterns of what the value sees, such as privileged_state; null: what the policy sees",
     )
     frame_stack: int = Field(
-        1, ge=1, le=16, description="frames stacked into one observation; a single frame shows no motion"
+        1, ge=1, le=16, description="images stacked into one (vectors are not); a single image shows no motion"
     )
     augment: bool = Field(False, description="move all images of a trajectory by a random few pixels")
     vision: Vision = Field(Vision(), description="encoder of images")
