@@ -22,7 +22,7 @@ from sheeplike.options import CommandError
 
 Spaces = Mapping[str, gymnasium.Space]
 LOCK = ".lock"
-TAKEN = {"action", "reward", "policy", "file", "allow_pickle", "image_t", *FLAGS, *MARKS}  # by numpy or readers
+TAKEN = {"action", "reward", "policy", "file", "allow_pickle", "image_t", *FLAGS, *MARKS}  # numpy or readers use them
 
 
 class NpzWriter:
