@@ -36,6 +36,8 @@ FLAGS = {
 def program() -> None:
     """Run :func:`main` as a whole process."""
     status = 1
+    if os.getcwd() not in sys.path:  # then no child, of a library either, imports from there
+        os.environ["PYTHONSAFEPATH"] = "1"
     signals.unblock()
     signals.handle_all_at_once()
     signals.end_with_launcher()

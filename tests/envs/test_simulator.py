@@ -280,6 +280,18 @@ class IntegerReward(Drone):
         return super().evaluate(data, memory, action)._replace(reward=jnp.ones((), jnp.int32))
 
 
+class FloatEnd(Drone):
+    def evaluate(self, data, memory, action):
+        outcome = super().evaluate(data, memory, action)
+        return outcome._replace(terminated=outcome.terminated.astype(jnp.float32))
+
+
+class FewMotors(Drone):
+    def control(self, data, memory, action):
+        data, memory = super().control(data, memory, action)
+        return data.replace(ctrl=data.ctrl[:0]), memory
+
+
 @pytest.mark.parametrize(
     ("task", "error", "message"),
     [
@@ -288,6 +300,8 @@ class IntegerReward(Drone):
         (MovesKinematics, TypeError, r"data.xpos.*qpos"),
         (ForgetsMemory, TypeError, r"evaluate returned memory"),
         (IntegerReward, TypeError, r"int32.*float32"),
+        (FloatEnd, TypeError, r"terminated.*bool"),
+        (FewMotors, TypeError, r"control.*ctrl"),
     ],
 )
 def test_tasks_that_break_the_protocol_are_refused(task, error, message):

@@ -368,9 +368,7 @@ class DreamerV3(Agent):
 
     def total(self, losses: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
         """Return means of the losses by name, and their weighted sum."""
-        assert losses.keys() - set(self.predicted.spaces) == self.scales.keys() - {"reconstruction"}, (
-            "a loss without a scale"
-        )
+        assert losses.keys() - set(self.predicted.spaces) == self.scales.keys() - {"reconstruction"}, [*losses]
         means = {name: loss.mean() for name, loss in losses.items()}
         scales = self.scales | dict.fromkeys(self.predicted.spaces, self.scales["reconstruction"])
         return means, sum(scales[name] * mean for name, mean in means.items())
@@ -626,10 +624,9 @@ class DreamerV3(Agent):
 def _twin(module: nn.Module) -> nn.Module:
     """Return a module that computes with the weights of another and takes no gradient to them."""
     twin = copy.deepcopy(module).requires_grad_(False)
-    for own, shared in zip(
-        (*twin.parameters(), *twin.buffers()), (*module.parameters(), *module.buffers()), strict=True
-    ):
-        own.data = shared.data
+    for tensors in (nn.Module.parameters, nn.Module.buffers):
+        for own, shared in zip(tensors(twin), tensors(module), strict=True):
+            own.data = shared.data
     return twin
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -123,10 +123,7 @@ class Plan2Explore(DreamerV3):
             features, actions: imagined, ``(B * T, I + 1, F)`` and ``(B * T, I + 1, A)``.
         """
         explorer, task, world = self.networks.explorer, self.actor_critic, self.world_model
-        options: dict[str, Any] = {
-            "return_lambda": self.config.return_lambda,
-            "entropy_scale": self.config.entropy_scale,
-        }
+        options = {"return_lambda": self.config.return_lambda, "entropy_scale": self.config.entropy_scale}
         with torch.no_grad():
             bonus = self.networks.ensemble.disagreement(_inputs(features[:, :-1], actions[:, :-1]))
             bonus = F.pad(bonus, (1, 0))  # for arriving at the next state

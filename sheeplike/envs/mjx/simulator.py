@@ -313,15 +313,9 @@ class Simulator:
 
         frames, data = self.renderer.render(model, data)
         frames = adjust_frames(frames, variation.frames)
-        state = State(
-            data=data,
-            memory=memory,
-            statistics=statistics,
-            key=state.key,
-            episode=state.episode + reset,
-            ended=terminated | truncated,
-            waiting=_where(reset, self._no_actions(), waiting),
-        )
+        waiting = _where(reset, self._no_actions(), waiting)
+        state = state._replace(data=data, memory=memory, statistics=statistics, waiting=waiting)
+        state = state._replace(episode=state.episode + reset, ended=terminated | truncated)
         results = Results(reward, terminated, truncated, terms, statistics, nonfinite)
         return variation, state, frames, vectors, results
 
@@ -349,6 +343,11 @@ class Simulator:
             kept = [f.name for f in mjx.Data.fields() if f.name not in INPUTS]
             changed.extend(name for name in kept if getattr(first, name) is not getattr(clean, name))
             data, next_memory = self.task.control(first, memory, action)
+            for where, placed in (("reset", first), ("control", data)):
+                for name in INPUTS:
+                    found, expected = (jnp.shape(getattr(some, name)) for some in (placed, clean))
+                    if found != expected:
+                        raise TypeError(f"{self.task.name}.{where}: data.{name} is {found}: expected {expected}")
             outcome = self.task.evaluate(data, next_memory, action)
             return memory, next_memory, outcome, dict(self.task.observe(data, memory))
 
@@ -365,10 +364,11 @@ class Simulator:
         for where, other in (("control", next_memory), ("evaluate", outcome.memory)):
             if signature(other) != signature(memory):
                 raise TypeError(f"{self.task.name}.{where} returned memory of {other}: expected reset's, {memory}")
-        for name, value in {"reward": outcome.reward, **outcome.reward_terms, **vectors}.items():
-            if value.dtype != jnp.float32 or value.ndim != (name in vectors):
-                shape = "(D,)" if name in vectors else "()"
-                raise TypeError(f"{self.task.name}: {name} is {value.dtype} {value.shape}: expected float32 {shape}")
+        flags = {"terminated": outcome.terminated, "success": outcome.success}
+        for name, value in {"reward": outcome.reward, **outcome.reward_terms, **flags, **vectors}.items():
+            dtype, shape = "bool" if name in flags else "float32", "(D,)" if name in vectors else "()"
+            if value is not None and (value.dtype != dtype or value.ndim != (name in vectors)):
+                raise TypeError(f"{self.task.name}: {name} is {value.dtype} {value.shape}: expected {dtype} {shape}")
         return memory, {name: value.shape for name, value in vectors.items()}, outcome
 
 

@@ -15,6 +15,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
+from sheeplike import host
 from sheeplike.bridge import to_jax, to_torch
 from sheeplike.envs.contract import (
     ImageSize,
@@ -276,6 +277,8 @@ def _raw(leaf: jax.Array) -> jax.Array:
 
 def jax_device_of(device: torch.device) -> jax.Device:
     """Return JAX's device for the same hardware; raise ``ValueError`` if JAX does not have it."""
+    if device.type == "cpu" and not os.environ.get("JAX_PLATFORMS") and host.gpu_problem():
+        jax.config.update("jax_platforms", "cpu")  # the plugin of a GPU that cannot be used may fail
     try:
         found = jax.devices(device.type)[device.index or 0]
         if device.type == "cuda":  # without it JAX could not wait for torch's stream
@@ -286,6 +289,6 @@ def jax_device_of(device: torch.device) -> jax.Device:
         cuda = "expected a working CUDA plugin of JAX (see python -m sheeplike doctor), or 'cpu'"
         if not platforms and jax.config.jax_platforms == "cpu":
             cuda = "a run on the CPU has switched JAX's GPU off in this process: expected a new process, or 'cpu'"
-        expected = cuda if device.type == "cuda" else "expected JAX_PLATFORMS unset, or with cpu in it"
+        expected = cuda if device.type == "cuda" else "expected JAX_PLATFORMS=cpu"
         reason = f"{asked}{expected}; JAX says: {first_sentence(error)}"
         raise ValueError(f"device={str(device)!r}: JAX has no such device here; {reason}") from error

@@ -56,9 +56,9 @@ def read(file: Path) -> Recording:
     try:
         with open_regular(file) as opened, np.load(opened, allow_pickle=False) as data:
             names = [name for name in data.files if name in ("seed", "action") or name.startswith(PLACED)]
-            largest = max(data.zip.getinfo(f"{name}.npy").file_size for name in ("seed", "action", *names))
-            if largest > MAX_BYTES:
-                raise ValueError(f"it unpacks to {largest:,} bytes: expected at most {MAX_BYTES:,}")
+            size = sum(data.zip.getinfo(f"{name}.npy").file_size for name in {"seed", "action", *names})
+            if size > MAX_BYTES:
+                raise ValueError(f"it unpacks to {size:,} bytes: expected at most {MAX_BYTES:,}")
             found = {name: data[name] for name in names}
         moves = {name.removeprefix(PLACED): found[name].astype(np.float32) for name in found if PLACED in name}
         recording = Recording(file.stem, int(found["seed"]), found["action"], moves)

@@ -339,15 +339,19 @@ def test_a_deferred_scan_is_freed_with_its_results(rssm: RSSM, monkeypatch: pyte
 
 
 @pytest.mark.slow
-def test_deferred_gradients_under_autocast_and_compiled(rssm: RSSM, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_deferred_gradients_under_autocast_and_compiled(
+    backend: str, rssm: RSSM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain, deferred = (gradients(rssm, defer, monkeypatch, mixed=True) for defer in (False, True))
     for name, gradient in plain.items():  # bfloat16 has 8 bits
         assert (deferred[name] - gradient).abs().max() <= 0.05 * gradient.abs().max(), name
     for name in ("observe_step", "observe_all"):
-        setattr(rssm, name, torch.compile(getattr(rssm, name), fullgraph=True, backend="aot_eager"))
+        setattr(rssm, name, torch.compile(getattr(rssm, name), fullgraph=True, backend=backend))
     mixed = gradients(rssm, True, monkeypatch, mixed=True)
+    tolerance = 0.05 if backend == "inductor" else 0.01
     for name, gradient in deferred.items():
-        assert (mixed[name] - gradient).abs().max() <= 0.01 * gradient.abs().max(), name
+        assert (mixed[name] - gradient).abs().max() <= tolerance * gradient.abs().max(), name
     compiled = gradients(rssm, True, monkeypatch)
     for name, gradient in gradients(rssm, False, monkeypatch).items():
         assert (compiled[name] - gradient).abs().max() <= 1e-5 * gradient.abs().max(), name
