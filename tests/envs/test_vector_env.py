@@ -339,13 +339,12 @@ def test_the_cameras_of_the_agent_film_the_first_world_larger():
 def test_what_the_environment_asks_of_jax_is_named_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch):
     with jax.enable_x64(True), pytest.raises(ValueError, match="leave JAX_ENABLE_X64 unset"):
         sheeplike.envs.make("cartpole_balance", num_envs=2, image_size=16)
-    told = "sheeplike: device='cpu': JAX has no such device here; JAX_PLATFORMS='zz'; "
-    told += "expected JAX_PLATFORMS=cpu"
     command = [sys.executable, "-m", "sheeplike", "exp=ppo", "env=cartpole_balance", "dry_run=true", "profile=cpu"]
     done = subprocess.run(
         command, env=os.environ | {"JAX_PLATFORMS": "zz"}, capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stderr.splitlines()[-1]) == (2, told)
+    assert done.returncode == 2
+    assert "JAX_PLATFORMS='zz'" in done.stderr.splitlines()[-1]
 
 
 class WithoutStreams:

@@ -348,10 +348,8 @@ def test_deferred_gradients_under_autocast_and_compiled(
         assert (deferred[name] - gradient).abs().max() <= 0.05 * gradient.abs().max(), name
     for name in ("observe_step", "observe_all"):
         setattr(rssm, name, torch.compile(getattr(rssm, name), fullgraph=True, backend=backend))
-    mixed = gradients(rssm, True, monkeypatch, mixed=True)
-    tolerance = 0.05 if backend == "inductor" else 0.01
-    for name, gradient in deferred.items():
-        assert (mixed[name] - gradient).abs().max() <= tolerance * gradient.abs().max(), name
-    compiled = gradients(rssm, True, monkeypatch)
-    for name, gradient in gradients(rssm, False, monkeypatch).items():
-        assert (compiled[name] - gradient).abs().max() <= 1e-5 * gradient.abs().max(), name
+    # Inductor draws other random numbers, so both are compiled.
+    for mixed, tolerance in ((True, 0.05), (False, 1e-5)):
+        compiled = gradients(rssm, True, monkeypatch, mixed=mixed)
+        for name, gradient in gradients(rssm, False, monkeypatch, mixed=mixed).items():
+            assert (compiled[name] - gradient).abs().max() <= tolerance * gradient.abs().max(), name

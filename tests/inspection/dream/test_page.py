@@ -546,7 +546,7 @@ def test_picks_by_hand_are_recorded_as_they_were_shown_and_learned_from(demo, re
         assert set(np.unique(episode.action)) <= {-1.0, -0.25, 0.0, 1.0}, "keys, and the gripper's slider"
     job = ("exp=dreamer_v3", "env=franka_pick", "profile=cpu", "dry_run=true", "compile=off", "eval.every=null")
     small = ("agent.size={deter:64,hidden:16,classes:4,depth:2,units:16}", "video_every=null")
-    data = (f"data.path={demos}", "data.fraction=0.25", f"run_dir={tmp_path / 'run'}")
+    data = (f"data.path={demos}", "data.fraction=0.25", "env.action_repeat=1", f"run_dir={tmp_path / 'run'}")
     with sheeplike.init(*job, *small, *data) as experiment:
         experiment.iterate()
         assert experiment.finished
