@@ -230,7 +230,7 @@ def translate(space: spaces.Space) -> tuple[spaces.Space, ToEnv]:
     if not (np.isfinite(low).all() and np.isfinite(high).all()):
         nearest = "gymnasium.wrappers.RescaleAction"
         raise ValueError(f"action space {space}: expected finite bounds, which become -1 and 1; nearest: {nearest}")
-    half, whole = (high - low) / 2, np.issubdtype(space.dtype, np.integer)
+    half, whole = (high - low) / 2, not np.issubdtype(space.dtype, np.floating)
 
     def to_env(action: np.ndarray) -> np.ndarray:
         scaled = low + (np.clip(action, -1.0, 1.0).reshape(low.shape).astype(np.float64) + 1.0) * half

@@ -196,6 +196,7 @@ def test_what_has_no_fixed_size_is_left_out_aloud_and_texts_silently(capsys: pyt
         ),
         (spaces.Box(0, 1, (2, 2), np.float32), box(4), [([-1, 0, 1, 0], [[0, 0.5], [1, 0.5]])]),
         (spaces.Box(0, 4, (1,), np.int32), box(1), [([-1], [0]), ([0.4], [3]), ([1], [4])]),
+        (spaces.Box(0, 1, (2,), bool), box(2), [([-0.4, 0.4], [False, True])]),
     ],
 )
 def test_actions(space: spaces.Space, expected: spaces.Space, pairs: list[tuple[Any, Any]]) -> None:
