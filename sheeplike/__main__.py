@@ -36,7 +36,7 @@ FLAGS = {
 def program() -> None:
     """Run :func:`main` as a whole process."""
     status = 1
-    if sys.flags.safe_path or Path(sys.argv[0]).name != Path(__file__).name:  # not python -m: no child imports from here
+    if sys.flags.safe_path or Path(sys.argv[0]).name != Path(__file__).name:  # not python -m: no child imports here
         os.environ["PYTHONSAFEPATH"] = "1"
     signals.unblock()
     signals.handle_all_at_once()
