@@ -36,8 +36,6 @@ FLAGS = {
 def program() -> None:
     """Run :func:`main` as a whole process."""
     status = 1
-    if sys.flags.safe_path or Path(sys.argv[0]).name != Path(__file__).name:  # not python -m: no child imports here
-        os.environ["PYTHONSAFEPATH"] = "1"
     signals.unblock()
     signals.handle_all_at_once()
     signals.end_with_launcher()
