@@ -107,9 +107,8 @@ def cpu_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-@functools.cache
-def gpu_problem() -> str | None:
-    """Return why a run cannot use a GPU here, or None if it can."""
+def driver_problem() -> str | None:
+    """Return why no program can use a GPU here, or None."""
     if driver_error():
         return f"NVIDIA's driver does not start: CUDA error {driver_error()}"
     if gpu_count() == 0:
@@ -118,10 +117,16 @@ def gpu_problem() -> str | None:
         found, needed = (".".join(map(str, pair)) for pair in (_driver().capability, CAPABILITY))
         return f"its compute capability is {found}, and torch and Warp need {needed} or newer"
     if _driver().version < CUDA:
-        return (
-            f"its driver supports CUDA {driver_version()}, and torch and Warp need 13.0: "
-            "driver 580 or newer (on data-centre GPUs NVIDIA's package cuda-compat-13-0 does as well)"
-        )
+        needed = "driver 580 or newer (on data-centre GPUs NVIDIA's package cuda-compat-13-0 does as well)"
+        return f"its driver supports CUDA {driver_version()}, and torch and Warp need 13.0: {needed}"
+    return None
+
+
+@functools.cache
+def gpu_problem() -> str | None:
+    """Return why a run cannot use a GPU here, or None if it can."""
+    if problem := driver_problem():
+        return problem
     client = os.environ.get("XLA_PYTHON_CLIENT_USE_TFRT_GPU_CLIENT", "0")
     if client.lower() not in ("", "0", "false"):
         return f"XLA_PYTHON_CLIENT_USE_TFRT_GPU_CLIENT={client} chooses a client whose work torch cannot wait for"

@@ -286,6 +286,12 @@ class FloatEnd(Drone):
         return outcome._replace(terminated=outcome.terminated.astype(jnp.float32))
 
 
+class FewJoints(Drone):
+    def reset(self, key, data):
+        data, memory = super().reset(key, data)
+        return data.replace(qpos=data.qpos[:0]), memory
+
+
 class FewMotors(Drone):
     def control(self, data, memory, action):
         data, memory = super().control(data, memory, action)
@@ -302,6 +308,7 @@ class FewMotors(Drone):
         (IntegerReward, TypeError, r"int32.*float32"),
         (FloatEnd, TypeError, r"terminated.*bool"),
         (FewMotors, TypeError, r"control.*ctrl"),
+        (FewJoints, TypeError, r"reset.*qpos"),
     ],
 )
 def test_tasks_that_break_the_protocol_are_refused(task, error, message):

@@ -307,11 +307,22 @@ from sheeplike.run.build import launch
 launch(load(["exp=ppo", "env=cartpole_balance", "profile=cpu"], Sources()).config)
 print(jax.devices())
 """
+MAKE = (
+    BROKEN_CUDA.partition("from sheeplike.config")[0]
+    + """
+import sheeplike.envs
+from sheeplike import host
+
+host.driver_problem = lambda: "it is too old"
+print(sheeplike.envs.make("cartpole_balance", num_envs=2, image_size=16).device)
+"""
+)
 
 
-def test_a_run_on_a_cpu_does_not_start_the_gpu_client_of_jax() -> None:
+@pytest.mark.parametrize("program", [BROKEN_CUDA, MAKE], ids=["run", "make"])
+def test_a_cpu_does_not_start_the_gpu_client_of_jax(program: str) -> None:
     without = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
-    command = [sys.executable, "-c", BROKEN_CUDA]
+    command = [sys.executable, "-c", program]
     ended = subprocess.run(command, env=without, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     assert "cpu" in ended.stdout.lower()

@@ -368,7 +368,7 @@ class DreamerV3(Agent):
 
     def total(self, losses: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
         """Return means of the losses by name, and their weighted sum."""
-        assert losses.keys() - set(self.predicted.spaces) == self.scales.keys() - {"reconstruction"}, [*losses]
+        assert losses.keys() - set(self.predicted.spaces) == self.scales.keys() - {"reconstruction"}, losses.keys()
         means = {name: loss.mean() for name, loss in losses.items()}
         scales = self.scales | dict.fromkeys(self.predicted.spaces, self.scales["reconstruction"])
         return means, sum(scales[name] * mean for name, mean in means.items())
@@ -508,7 +508,7 @@ class DreamerV3(Agent):
     def describe(self) -> dict[str, str]:
         config, ranks = self.config, self.ranks.size
         num_envs, ratio = self.num_envs * ranks, config.train_ratio * ranks
-        per_iteration = num_envs * config.replay_ratio
+        due = num_envs * config.replay_ratio
         size = config.size if isinstance(config.size, str) else "of its own"
         parameters = sum(p.numel() for p in self.networks.parameters() if p.requires_grad)
         space = self.networks.space
@@ -517,13 +517,10 @@ class DreamerV3(Agent):
             described["predicts"] = f"{describe_observations(space, targets)}, not seen by the policy"
         if self.probes is not None:
             described["probes"] = describe_observations(space, self.probes.names)
-        if per_iteration >= 1:
-            rhythm = f"{num_envs} policy steps, then {per_iteration:g} gradient steps"
-        else:
-            rhythm = f"{num_envs} policy steps; one gradient step every {1 / per_iteration:g} iterations"
+        rhythm = f", then {due:g} gradient steps" if due >= 1 else f"; one gradient step every {1 / due:g} iterations"
         return described | {
             "agent": f"{config.name}, size {size}: {parameters:,} parameters",
-            "one iteration": rhythm,
+            "one iteration": f"{num_envs} policy steps{rhythm}",
             "learning": f"from policy step {self.ratio.start:,} on; replay_ratio {config.replay_ratio:g} is "
             f"train_ratio {ratio:g}: each frame is replayed {ratio:g} times on average",
             "memory": f"replay of {self.replay.describe()}" + (", of each rank" if ranks > 1 else ""),

@@ -364,10 +364,10 @@ class Simulator:
         for where, other in (("control", next_memory), ("evaluate", outcome.memory)):
             if signature(other) != signature(memory):
                 raise TypeError(f"{self.task.name}.{where} returned memory of {other}: expected reset's, {memory}")
-        flags = {"terminated": outcome.terminated, "success": outcome.success}
+        flags = {"terminated": outcome.terminated} | ({} if outcome.success is None else {"success": outcome.success})
         for name, value in {"reward": outcome.reward, **outcome.reward_terms, **flags, **vectors}.items():
             dtype, shape = "bool" if name in flags else "float32", "(D,)" if name in vectors else "()"
-            if value is not None and (value.dtype != dtype or value.ndim != (name in vectors)):
+            if value.dtype != dtype or value.ndim != (name in vectors):
                 raise TypeError(f"{self.task.name}: {name} is {value.dtype} {value.shape}: expected {dtype} {shape}")
         return memory, {name: value.shape for name, value in vectors.items()}, outcome
 

@@ -277,7 +277,7 @@ def _raw(leaf: jax.Array) -> jax.Array:
 
 def jax_device_of(device: torch.device) -> jax.Device:
     """Return JAX's device for the same hardware; raise ``ValueError`` if JAX does not have it."""
-    if device.type == "cpu" and not os.environ.get("JAX_PLATFORMS") and host.gpu_problem():
+    if device.type == "cpu" and not jax.config.jax_platforms and host.driver_problem():
         jax.config.update("jax_platforms", "cpu")  # the plugin of a GPU that cannot be used may fail
     try:
         found = jax.devices(device.type)[device.index or 0]

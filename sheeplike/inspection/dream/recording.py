@@ -29,7 +29,7 @@ from sheeplike.options import CommandError
 
 MOST_SEED = 2**31 - 1
 PLACED = "placed/"  # prefix of what was dragged
-MAX_BYTES = 2**26  # limit of an array that is read
+MAX_BYTES = 2**26  # limit of what is read
 MAX_FRAMES = 400  # of a film; of a longer play frames are left out
 SIDE, CURVE, MARGIN = 192, 44, 10  # heights of a picture and of a curve, and a distance, in pixels
 CURVES = ("reward", "value", "error")

@@ -348,7 +348,10 @@ def test_deferred_gradients_under_autocast_and_compiled(
         assert (deferred[name] - gradient).abs().max() <= 0.05 * gradient.abs().max(), name
     for name in ("observe_step", "observe_all"):
         setattr(rssm, name, torch.compile(getattr(rssm, name), fullgraph=True, backend=backend))
-    # Inductor draws other random numbers, so both are compiled.
+    if backend == "aot_eager":  # Inductor draws other random numbers
+        mixed = gradients(rssm, True, monkeypatch, mixed=True)
+        for name, gradient in deferred.items():
+            assert (mixed[name] - gradient).abs().max() <= 0.01 * gradient.abs().max(), name
     for mixed, tolerance in ((True, 0.05), (False, 1e-5)):
         compiled = gradients(rssm, True, monkeypatch, mixed=mixed)
         for name, gradient in gradients(rssm, False, monkeypatch, mixed=mixed).items():

@@ -791,7 +791,8 @@ def test_what_is_no_recording(dots, recordings):
     np.savez(recordings / "seed.npz", seed=2**40, begin=0, action=np.zeros((2, 2), np.float32))
     with pytest.raises(CommandError, match=r"seed=1099511627776.*2147483647"):
         recording.read(recordings / "seed.npz")
-    np.savez_compressed(recordings / "bomb.npz", seed=0, action=np.zeros((2**24, 2), np.float32))
+    parts = {"action": np.zeros((2**23, 2), np.float32), "placed/box": np.zeros((2**23, 3), np.int8)}
+    np.savez_compressed(recordings / "bomb.npz", seed=0, **parts)
     with pytest.raises(CommandError, match=f"bomb.*{recording.MAX_BYTES:,}"):
         recording.read(recordings / "bomb.npz")
     np.savez(recordings / "moved.npz", seed=0, action=np.zeros((2, 2)), **{"placed/box": np.zeros((3, 3))})
