@@ -43,10 +43,12 @@ def draw(comparison: Comparison, title: str, *, log: bool = False, reference: Re
 
     A reference is grey, with a band of one standard deviation of its seeds, as far as the runs reach.
     """
-    figure = Figure(figsize=(7.5, 4.6), layout="constrained")
+    labels = [f"{group.label} ({seeds(len(group.runs))})" for group in comparison.groups]
+    labels += [] if reference is None else [reference.label]
+    columns = max(1, min(len(labels), 105 // (max(map(len, labels)) + 8)))
+    figure = Figure(figsize=(7.5, 4.6 + 0.22 * max(len(labels) / columns - 4, 0)), layout="constrained")
     axes = figure.add_subplot()
     unit = 60.0 if comparison.x == "time" else 1.0
-    labels = [f"{group.label} ({seeds(len(group.runs))})" for group in comparison.groups]
     for index, group in enumerate(comparison.groups):
         style = {"color": COLOURS[index % len(COLOURS)], "linestyle": DASHES[index // len(COLOURS) % len(DASHES)]}
         for curve in group.curves:
@@ -63,7 +65,6 @@ def draw(comparison: Comparison, title: str, *, log: bool = False, reference: Re
         axes.fill_between(reference.step[shown], low[shown], high[shown], color="0.5", alpha=0.25, linewidth=0)
         style = {"color": "0.4", "linewidth": 1.6, "zorder": 1}
         axes.plot(reference.step[shown], reference.mean[shown], label=plain(reference.label), **style)
-        labels.append(reference.label)
     if log:
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
@@ -89,7 +90,6 @@ def draw(comparison: Comparison, title: str, *, log: bool = False, reference: Re
     mean = "mean" if all(len(group.runs) < 4 for group in comparison.groups) else "interquartile mean"
     band = " · band: 95 % interval" if any(group.band is not None for group in comparison.groups) else ""
     axes.set_title(f"thin: seeds · thick: {mean}{band}", fontsize=8.5, loc="right", color="0.35")
-    columns = max(1, min(len(labels), 105 // (max(map(len, labels)) + 8)))
     figure.legend(loc="outside lower center", ncols=columns, frameon=False, fontsize=10)
     return figure
 

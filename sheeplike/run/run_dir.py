@@ -124,7 +124,8 @@ def check(config: Config, run_dir: Path) -> Path:
     taken = run_dir.is_dir() and any(entry.name != LOCK_FILE for entry in run_dir.iterdir())
     if not taken or (config.dry_run and _holds_dry_run(run_dir)):
         return run_dir
-    is_run, nearest = (run_dir / CONFIG_FILE).exists(), free(run_dir)
+    nearest = free(run_dir)
+    is_run = (run_dir / CONFIG_FILE).exists() and not (run_dir / "model.json").exists()  # an export has both
     if is_run and not checkpoint_steps(run_dir):
         if (run_dir / LOCK_FILE).exists() and not host.rank_here():
             lock(run_dir).close()  # refuses a run that is going on

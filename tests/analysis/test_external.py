@@ -105,6 +105,13 @@ def test_names_of_cleanrl(compared, refused, trained):
     assert refused("logs", "runs").names("Ant-v4 (runs/Ant-v4__ppo__1__1700000000)", "franka_pick (logs")
 
 
+def test_a_gymnasium_task_is_the_same_in_both(compared, begin, record):
+    record(begin(Path("logs/ours"), env="minigrid", agent="ppo"), [1, 2])
+    with SummaryWriter("runs/MiniGrid-Empty-5x5-v0__ppo__1__1700000000") as writer:
+        writer.add_scalar(RETURN, 3.0, 1000)
+    assert compared("logs", "runs").rows.keys() == {"ppo", "ppo (TensorBoard)"}
+
+
 def test_what_is_not_finite_in_tensorboard(compared, points):
     with SummaryWriter("runs/sac") as writer:
         for step, value in ((1, 2.0), (2, math.nan), (3, 3.0)):

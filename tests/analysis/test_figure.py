@@ -83,6 +83,14 @@ def test_a_curve_of_many_points_is_thinned(trained):
     assert (group.x[0], group.x[-1]) == (1000, 500_000)
 
 
+def test_a_long_legend_leaves_room_for_the_plot(begin, record):
+    for name in map("a_recipe_with_a_name_as_long_as_half_of_the_figure_{}".format, range(30)):
+        record(begin(Path("logs") / name, exp=name, seed=1), [1, 2])
+    figure = draw(measured(), "the title")
+    figure.draw_without_rendering()
+    assert figure.legends[0].get_window_extent().y1 <= figure.axes[0].get_window_extent().y0
+
+
 def test_signs_that_would_be_a_formula_are_signs(trained, begin, record, recwarn):
     logs = trained({0: [1, 2]})
     record(begin(logs / "x", exp="$\\frac{$", seed=1), [1, 2])

@@ -280,6 +280,13 @@ def test_a_directory_without_a_checkpoint_is_not_free_for_another_run(begun, ref
     assert "agent.batch_size 16 -> 8" in refused(*JOB, f"run_dir={DEFAULT}", "agent.batch_size=8")
 
 
+@pytest.mark.parametrize("resume", [(), ("resume=auto",)])
+def test_an_export_is_no_place_for_a_run(begun, refused, resume):
+    begun(*JOB, checkpoint=False)
+    (DEFAULT / "model.json").touch()
+    assert f"run_dir={DEFAULT}" in refused(*JOB, *resume)
+
+
 def test_a_directory_that_came_to_a_checkpoint_meanwhile_is_not_cleared(begun, sheeplike):
     begun(*JOB, checkpoint=False)
     (again,) = sheeplike(*JOB, "resume=auto").runs
