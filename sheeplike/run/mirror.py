@@ -143,6 +143,9 @@ class Mirror:
 
     def _check_owner(self) -> None:
         """Raise unless this run has made all starts of the run there: each start adds a line."""
+        names = self._sizes("").keys()
+        if STARTS not in names and (others := names & {*_SMALL}):
+            raise CommandError(f"checkpoint.mirror={self.url} holds another {min(others)}: expected an empty place")
         own = (self.run_dir / STARTS).read_bytes()
         with suppress(FileNotFoundError):
             if not own.startswith(self._fs.cat_file(f"{self._root}/{STARTS}")):

@@ -196,6 +196,20 @@ def late(begin: Callable[..., Copied]) -> Copied:
     return run
 
 
+@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl"])
+def test_files_that_no_run_wrote_are_kept(
+    name: str, begin: Callable[..., Copied], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "bucket/here"
+    place.mkdir(parents=True)
+    (place / name).write_text("own")
+    run = begin()
+    run.save(10)
+    run.mirror.wait(30)
+    assert {path.name: path.read_text() for path in place.iterdir()} == {name: "own"}
+    assert name in capsys.readouterr().err
+
+
 def test_a_checkpoint_from_before_the_mirror_is_copied_too(late: Copied) -> None:
     late.copied(20)
     assert late.mirror._steps() == checkpoint_steps(late.run_dir) == [10, 20]

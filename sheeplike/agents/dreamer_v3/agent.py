@@ -490,10 +490,8 @@ class DreamerV3(Agent):
 
     def counters(self, policy_steps: int, gradient_steps: int) -> dict[str, float]:
         learned = max(policy_steps - self.ratio.start, 1)
-        return {
-            "replay/size": float(len(self.replay) * self.ranks.size),
-            "replay/ratio_actual": gradient_steps / learned,
-        }
+        size = float(len(self.replay) * self.ranks.size)
+        return {"replay/size": size, "replay/ratio_actual": gradient_steps / learned}
 
     def last_batch(self) -> dict[str, Tensor]:
         """Return the sequences of the last update, ``(B, CONTEXT + T, ...)``, as the replay holds them now.
@@ -529,8 +527,7 @@ class DreamerV3(Agent):
     def warm_up(self) -> None:
         # Ranks may need different numbers of calls, so they exchange nothing here.
         step = self._learn if self.ranks.size == 1 else partial(self._learn_together, exchange=False)
-        none = torch.zeros(self.config.batch_size, dtype=torch.int64)
-        fetched = self.sampled.fetch(none, none)
+        fetched = self.sampled.fetch(*torch.zeros(2, self.config.batch_size, dtype=torch.int64))
         data, envs, times = self.sampled.gather(*fetched)
         latents = {name: data[name].clone() for name in LATENTS}
         learners = [(self.networks, self.optimizer)]

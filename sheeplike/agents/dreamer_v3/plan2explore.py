@@ -137,10 +137,8 @@ class Plan2Explore(DreamerV3):
             actions, reward, cont, policy, value, value, task.return_scale, update_scale=False, **options
         )
         share = self.networks.share
-        losses = {
-            "explorer_policy": share * found["policy"] + (1 - share) * by_task["policy"],
-            "explorer_value": found["value"],
-        }
+        mixed = share * found["policy"] + (1 - share) * by_task["policy"]
+        losses = {"explorer_policy": mixed, "explorer_value": found["value"]}
         shown = ("actor/entropy", "actor/imagined_return", "actor/return_scale", "critic/value")
         metrics = {f"explorer/{name.partition('/')[2]}": about[name] for name in shown}
         return losses, metrics | {"explorer/bonus": bonus[:, 1:].mean(), "explorer/share": share.clone()}
