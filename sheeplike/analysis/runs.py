@@ -84,9 +84,9 @@ def read_runs(places: Iterable[Path], metrics: Sequence[str]) -> tuple[list[Run]
             found.append(read_run(path, {*metrics, *SUCCESS}))
         except RunError as error:
             problems.append(error)
-    tasks = {run.env.split()[-1]: run.path for run in reversed(found) if run.env and not run.dry_run}
+    tasks = {run.env.split()[-1]: run for run in reversed(found) if run.env and not run.dry_run}
     if len(tasks) > 1:
-        listed = " and ".join(f"{task} ({path})" for task, path in sorted(tasks.items()))
+        listed = " and ".join(f"{tasks[task].env} ({tasks[task].path})" for task in sorted(tasks))
         raise RunError(f"expected runs of one task, and found {listed}; nearest: the directory of one of them")
     runs, notes = [], []
     for run in found:
