@@ -791,7 +791,7 @@ def test_what_is_no_recording(dots, recordings):
     np.savez(recordings / "seed.npz", seed=2**40, begin=0, action=np.zeros((2, 2), np.float32))
     with pytest.raises(CommandError, match=r"seed=1099511627776.*2147483647"):
         recording.read(recordings / "seed.npz")
-    parts = {"action": np.zeros((2**23, 2), np.float32), "placed/box": np.zeros((2**23, 3), np.int8)}
+    parts = {"action": np.zeros((2**22, 2), np.float32), "placed/box": np.zeros((2**22, 3), np.float32)}
     np.savez_compressed(recordings / "bomb.npz", seed=0, **parts)
     with pytest.raises(CommandError, match=f"bomb.*{recording.MAX_BYTES:,}"):
         recording.read(recordings / "bomb.npz")
