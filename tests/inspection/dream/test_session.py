@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zipfile
+
 import numpy as np
 import pytest
 import torch
@@ -795,6 +797,11 @@ def test_what_is_no_recording(dots, recordings):
     np.savez_compressed(recordings / "bomb.npz", seed=0, **parts)
     with pytest.raises(CommandError, match=f"bomb.*{recording.MAX_BYTES:,}"):
         recording.read(recordings / "bomb.npz")
+    np.savez(recordings / "plain.npz", seed=0, action=np.zeros((2, 2)))
+    with zipfile.ZipFile(recordings / "plain.npz", "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("action", bytes(recording.MAX_BYTES + 1))
+    with pytest.raises(CommandError, match=f"plain.*{recording.MAX_BYTES:,}"):
+        recording.read(recordings / "plain.npz")
     np.savez(recordings / "moved.npz", seed=0, action=np.zeros((2, 2)), **{"placed/box": np.zeros((3, 3))})
     with pytest.raises(CommandError, match="placed"):
         recording.read(recordings / "moved.npz")
