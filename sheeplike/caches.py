@@ -14,6 +14,7 @@ of JAX's key, and to compute the key a process traces the step, which registers 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import shutil
 import stat
@@ -63,12 +64,11 @@ def directory() -> str:
 def _root() -> str | None:
     """Make :func:`directory`, or one for this process alone; None if it cannot be written."""
     root = directory()
-    try:
+    with contextlib.suppress(OSError):
         # In a place such as /tmp another user could make it before the libraries do.
         os.makedirs(root, mode=0o700, exist_ok=True)
-    except OSError:
-        return None
-    if not os.access(root, os.W_OK | os.X_OK):
+    if not os.path.isdir(root) or not os.access(root, os.W_OK | os.X_OK):
+        warn(f"compiled code is not kept: {root} cannot be written; nearest: SHEEPLIKE_CACHE_DIR=<another directory>")
         return None
     if found := danger(root):
         warn(

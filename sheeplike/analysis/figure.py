@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import textwrap
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable
@@ -45,8 +46,10 @@ def draw(comparison: Comparison, title: str, *, log: bool = False, reference: Re
     """
     labels = [f"{group.label} ({seeds(len(group.runs))})" for group in comparison.groups]
     labels += [] if reference is None else [reference.label]
-    columns = max(1, min(len(labels), 105 // (max(map(len, labels)) + 8)))
-    figure = Figure(figsize=(7.5, 4.6 + 0.22 * max(len(labels) / columns - 4, 0)), layout="constrained")
+    labels = [textwrap.fill(label, 85) for label in labels]  # a longer line would leave the figure
+    lines = "\n".join(labels).split("\n")
+    columns = max(1, min(len(labels), 105 // (max(map(len, lines)) + 8)))
+    figure = Figure(figsize=(7.5, 4.6 + 0.22 * max(len(lines) / columns - 4, 0)), layout="constrained")
     axes = figure.add_subplot()
     unit = 60.0 if comparison.x == "time" else 1.0
     for index, group in enumerate(comparison.groups):
@@ -64,7 +67,7 @@ def draw(comparison: Comparison, title: str, *, log: bool = False, reference: Re
         low, high = reference.mean - reference.spread, reference.mean + reference.spread
         axes.fill_between(reference.step[shown], low[shown], high[shown], color="0.5", alpha=0.25, linewidth=0)
         style = {"color": "0.4", "linewidth": 1.6, "zorder": 1}
-        axes.plot(reference.step[shown], reference.mean[shown], label=plain(reference.label), **style)
+        axes.plot(reference.step[shown], reference.mean[shown], label=plain(labels[-1]), **style)
     if log:
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))

@@ -168,8 +168,7 @@ def make(
     from sheeplike.envs.mjx.vector_env import MjxVectorEnv
 
     task = pkgutil.resolve_name(checked.task)(checked) if isinstance(checked, TaskOptions) else builder(**options)
-    task = repeat_actions(task, action_repeat)
-    return MjxVectorEnv(task, **common, **varied, stagger=stagger, first_env=first_env)
+    return MjxVectorEnv(repeat_actions(task, action_repeat), **common, **varied, stagger=stagger, first_env=first_env)
 
 
 def _find(name: str) -> Any:

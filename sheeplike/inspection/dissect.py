@@ -246,8 +246,7 @@ def _reconstruction(model: TrainedModel, episodes: Episodes, states: States) -> 
         known = {key: model.decoder_target(key, episodes.obs[key][rows, times]) for key in names}
         return torch.stack([(predicted[key] - known[key]).square().flatten(1).mean(1) for key in names], 1)
 
-    means = model.in_batches(errors, *episodes.valid.nonzero().unbind(1)).mean(0)
-    return dict(zip(names, means, strict=True))
+    return dict(zip(names, model.in_batches(errors, *episodes.valid.nonzero().unbind(1)).mean(0), strict=True))
 
 
 def film_strips(model: TrainedModel, episodes: Episodes, states: States, *, seed: int = 0) -> list[Strip]:

@@ -94,8 +94,7 @@ def save(place: Path, networks: PolicyNetworks, config: Config, meta: Mapping[st
     from safetensors.torch import save as to_bytes
 
     # safetensors demands that tensors share no memory.
-    weights = {name: value.detach().clone().contiguous() for name, value in networks.state_dict().items()}
-    content = to_bytes(weights)
+    content = to_bytes({name: value.detach().clone().contiguous() for name, value in networks.state_dict().items()})
     model = Model(
         step=meta["step"],
         observations={key: describe(one) for key, one in networks.observations.items()},

@@ -91,6 +91,15 @@ def test_a_long_legend_leaves_room_for_the_plot(begin, record):
     assert figure.legends[0].get_window_extent().y1 <= figure.axes[0].get_window_extent().y0
 
 
+def test_a_long_label_stays_in_the_figure(begin, record):
+    for name in ("a_short_one", "a_setting=with_its_value " * 6):
+        record(begin(Path("logs") / name.strip(), exp=name, seed=1), [1, 2])
+    figure = draw(measured(), "the title")
+    figure.draw_without_rendering()
+    legend = figure.legends[0].get_window_extent()
+    assert 0 <= legend.x0 < legend.x1 <= figure.bbox.x1
+
+
 def test_signs_that_would_be_a_formula_are_signs(trained, begin, record, recwarn):
     logs = trained({0: [1, 2]})
     record(begin(logs / "x", exp="$\\frac{$", seed=1), [1, 2])

@@ -97,6 +97,9 @@ def test_the_agent_that_is_loaded_is_the_one_that_was_trained(
         action = same.act(obs, is_first)
         torch.manual_seed(0)
         assert torch.equal(action, player.act(obs, is_first))
+    for key in agent.keys.images:  # of another dtype they would be other pictures
+        with pytest.raises(TypeError, match=key):
+            same.act(obs | {key: obs[key].float()}, is_first)
 
     # From the run itself, of any checkpoint.
     for name, is_it in (("last", True), ("64", False), (64, False)):

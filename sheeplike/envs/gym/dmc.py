@@ -34,8 +34,7 @@ class ControlSuite(gymnasium.Env):
             raise Unusable(_cannot_render(error)) from error
         self._env = suite.load(*id.split("-", 1))
         physics = self._env.physics
-        period = self._env.control_timestep()
-        self.metadata = {"render_modes": ["rgb_array"], "render_fps": 1.0 / period}
+        self.metadata = {"render_modes": ["rgb_array"], "render_fps": 1.0 / self._env.control_timestep()}
         self.render_mode = render_mode
         self.observation_space = spaces.Dict(
             {

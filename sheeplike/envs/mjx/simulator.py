@@ -316,8 +316,7 @@ class Simulator:
         waiting = _where(reset, self._no_actions(), waiting)
         state = state._replace(data=data, memory=memory, statistics=statistics, waiting=waiting)
         state = state._replace(episode=state.episode + reset, ended=terminated | truncated)
-        results = Results(reward, terminated, truncated, terms, statistics, nonfinite)
-        return variation, state, frames, vectors, results
+        return variation, state, frames, vectors, Results(reward, terminated, truncated, terms, statistics, nonfinite)
 
     def _varied(self, variation: Variation) -> mjx.Model:
         return self._model.tree_replace(self.randomization.placed(variation.model))

@@ -31,6 +31,7 @@ from sheeplike.envs.mjx.overrides import NO_OVERRIDES, Overrides, Values, parse_
 from sheeplike.envs.mjx.patches import start_warp
 from sheeplike.envs.mjx.randomization.draw import NOMINAL, Variation
 from sheeplike.envs.mjx.randomization.spec import Lines
+from sheeplike.envs.mjx.rendering.cameras import resolve_cameras
 from sheeplike.envs.mjx.rendering.renderer import Renderer
 from sheeplike.envs.mjx.simulator import Results, Simulator, State
 from sheeplike.envs.mjx.task import SteppingTask, Task
@@ -95,6 +96,8 @@ class MjxVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
         start_warp()
         if simulation.cameras is None and (cameras := getattr(task, "default_cameras", None)):
             simulation = simulation.replace(cameras=cameras)
+        if (film_camera := getattr(task, "film_camera", None)) is not None:
+            resolve_cameras(task.model, (film_camera,))
         if simulation.textures is None:
             simulation = simulation.replace(textures=getattr(task, "textures", False))
         make = RENDERERS.load(simulation.renderer, Renderer)

@@ -81,8 +81,7 @@ def write(place: Path, episode: Mapping[str, np.ndarray], fps: float, scene: Seq
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **episode)
     stride = -(-len(episode["reward"]) // MAX_FRAMES)
-    video = film(episode, fps, scene, stride)
-    write_atomically(place / f"{name}.gif", encode_gif(video, fps / stride))
+    write_atomically(place / f"{name}.gif", encode_gif(film(episode, fps, scene, stride), fps / stride))
     write_atomically(place / f"{name}.npz", buffer.getvalue())
     return name
 

@@ -135,6 +135,13 @@ class Faller:
         return {"state": data.qpos, "privileged_state": data.qpos}
 
 
+def test_a_film_camera_is_one_of_the_scene() -> None:
+    task = Faller()
+    task.film_camera = "side"
+    with pytest.raises(ValueError, match="'side'"):
+        MjxVectorEnv(task, num_envs=2, image_size=16)
+
+
 def test_they_are_fresh_in_every_step_and_after_every_reset() -> None:
     """The frames show the state that is observed, in worlds that were just reset too."""
     task = Faller()
