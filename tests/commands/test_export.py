@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from sheeplike import checkpoint
 from sheeplike.__main__ import main
 from sheeplike.agents.agent import Agent
+from sheeplike.commands import Request
 from sheeplike.config.compose import load, load_saved
 from sheeplike.config.schema import to_data
 from sheeplike.config.sources import Sources
@@ -229,3 +231,14 @@ def test_an_export_is_data_that_may_be_damaged(run_dir: Path) -> None:
     assert "weights.safetensors" in problem()
     save_file({name: value.bool() for name, value in tensors.items()}, weights)
     assert "weights.safetensors" in problem()
+
+
+def test_the_command_on_the_page_about_agents_counts(
+    trained: tuple[Path, Agent], capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = Path(__file__).parents[2] / "howto/add_an_agent.md"
+    program = re.search(r"## Add a command\n.*?```\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)[1]
+    exec(program, names := {})
+    names["main"](Request([f"run={trained[0]}"], [], help=False))
+    weights = trained[1].state_dict(replay=False)["modules"]
+    assert f"{sum(value.numel() for value in weights.values()):,}" in capsys.readouterr().out
