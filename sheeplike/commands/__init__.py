@@ -24,9 +24,11 @@ class Request(NamedTuple):
         return f"_train_{form}" if command == "train" and form else command
 
     def about_run(self) -> list[str]:
-        """Return the arguments with a bare ``<dir>`` written as ``run=<dir>``; CommandError for ``--config-dir``."""
+        """Return the arguments with a bare ``<dir>`` written as ``run=<dir>``; CommandError for a second one."""
         if self.config_dirs:
             raise CommandError("--config-dir: expected only run=<run_dir>, which holds the whole configuration")
         named = [argument.partition("=")[:2] for argument in self.arguments]
         is_key = [bool(equals) and key.replace(".", "").isidentifier() for key, equals in named]
+        if is_key.count(False) > 1:
+            raise CommandError(f"{' '.join(self.arguments)}: expected one run; nearest: a command for each")
         return [text if key else f"run={text}" for text, key in zip(self.arguments, is_key, strict=True)]

@@ -273,8 +273,7 @@ class SequenceReplay:
         here = [key for key in self.storage if key not in fetched]
         data = {key: self._flat(key).index_select(0, rows.flatten()).unflatten(0, rows.shape) for key in here}
         data |= fetched
-        cut = data["is_first"][:, 1:]
-        data["is_last"][:, :-1] |= cut
+        data["is_last"][:, :-1] |= data["is_first"][:, 1:]
         return Sequences(data, envs, times)
 
     def write_back(self, envs: Tensor, times: Tensor, values: Mapping[str, Tensor]) -> None:

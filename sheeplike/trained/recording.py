@@ -35,7 +35,7 @@ def find_policy(name: str, networks: PolicyNetworks, envs: VectorEnv, *, sample:
     module, _, function = name.partition(":")
     try:
         act = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise CommandError(f"policy={name}: expected trained, random or <module>:<function>; {error}") from None
     # What it changes in place is not what was seen.
     return lambda obs, is_first: act({key: value.clone() for key, value in obs.items()}, is_first.clone())

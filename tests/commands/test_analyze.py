@@ -45,6 +45,7 @@ def begun(alone: None, sheeplike: Callable) -> Callable[..., Path]:
         (("run=mine", "checkpoint=99"), ["64, 128", "nearest: checkpoint=128"]),
         (("run=mine", "episode=9"), ["'episode'", "nearest: episodes"]),
         (("run=mine", "accelerator=cuda"), ["accelerator=cuda", "nearest: accelerator=cpu"]),
+        (("mine", "theirs"), ["mine theirs"]),
         (("run=demo",), ["run=demo", "nearest: run=demo:franka_pick"]),
         (("run=demo:franka",), ["run=demo:franka", "nearest: run=demo:franka_pick"]),
         (("run=demo:franka_pick", "checkpoint=best"), ["checkpoint=best", "last"]),

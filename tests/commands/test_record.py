@@ -125,7 +125,7 @@ def test_a_function_that_returns_no_actions(id, actions, tmp_path):
     assert writer.written == 0
 
 
-@pytest.mark.parametrize("name", ["nowhere:act", "math:nothing", "math"])
+@pytest.mark.parametrize("name", ["nowhere:act", "math:nothing", "math", ".mine:act"])
 def test_a_policy_that_does_not_exist(worlds, name):
     with pytest.raises(CommandError, match=name):
         find_policy(name, None, worlds, sample=True)
