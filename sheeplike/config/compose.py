@@ -101,8 +101,7 @@ def load(arguments: Sequence[str], sources: Sources) -> Composed:
     if config.run_dir is None:
         config = config.replace(run_dir=_run_dir(config, choices))
     if config.fabric.accelerator == "auto":
-        found = config.fabric.replace(accelerator="cpu" if host.gpu_problem() else "cuda")
-        config = config.replace(fabric=found)
+        config = config.replace(fabric=config.fabric.replace(accelerator="cpu" if host.gpu_problem() else "cuda"))
     return Composed(config, merged.sources)
 
 
@@ -430,8 +429,7 @@ def _run_dir(config: Config, choices: Mapping[str, str]) -> str:
     varied = choices["randomization"]
     randomized = [] if not config.randomization else ["randomized" if varied == "none" else varied]
     recipe = dict.fromkeys([choices["agent"], config.exp])  # one name if both are the same
-    parts = ["dry_runs" if config.dry_run else "logs", *env, *randomized, *recipe]
-    return "/".join([*parts, f"seed_{config.seed}"])
+    return "/".join(["dry_runs" if config.dry_run else "logs", *env, *randomized, *recipe, f"seed_{config.seed}"])
 
 
 @contextmanager

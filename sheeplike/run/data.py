@@ -50,8 +50,7 @@ def load(config: Config, agent: Agent, envs: VectorEnv, *, resumed: bool) -> Non
     with phase("reading recorded episodes"):
         for number, episode in enumerate(islice(read(path, layout), asked.episodes)):
             kept_apart = int((number + 1) * asked.held_out) > int(number * asked.held_out)
-            part = held_out if kept_apart else learnt
-            part.append(fit(episode, spaces, envs.single_action_space, asked.keys))
+            (held_out if kept_apart else learnt).append(fit(episode, spaces, envs.single_action_space, asked.keys))
     if not learnt or (asked.held_out and not held_out):
         expected = f"expected at least {math.ceil(1 / (asked.held_out or 1))}"
         raise CommandError(f"data.path={asked.path}: {len(learnt)} episodes; {expected}")

@@ -166,7 +166,7 @@ class Experiment:
             self.recorder.pauses["start"] += time.monotonic() - begun
             self._ending = stack.pop_all()
         self._compiled_before = saved.compiled if saved else None
-        self._compiled = self._unsaved = self._unsavable = self._stopping = self._suspected = False
+        self._compiled = self._unsaved = self._unsavable = self._stopping = self._suspected = self._waiting = False
         self._saved_at = self._counters if saved else None
         self._run_ahead = RunAheadLimit(self.envs.device)
 
@@ -208,7 +208,7 @@ class Experiment:
             (config.env.num_envs, self._iterated),
             (config.video_every if self.ranks.first else None, self._patiently(self.recorder.report)),
             (config.eval.every, self._patiently(lambda state: self.evaluate())),
-            (config.checkpoint.every, self._patiently(lambda state: self._save_if_finite())),
+            (config.checkpoint.every, self._patiently(self._save_or_wait)),
         ]
         return [Every(n, hook, done // n) for n, hook in hooks if n is not None]
 
@@ -247,7 +247,7 @@ class Experiment:
         if every is not None and not (isinstance(every, Integral) and every > 0):
             raise CommandError(f"iterate(every={every!r}): expected a whole number of policy steps above 0, or None")
         total = self.config.last_step
-        target = total if every is None else min((self.policy_steps // every + 1) * every, total)
+        self._target = total if every is None else min((self.policy_steps // every + 1) * every, total)
         self._unsavable = True
         try:
             with (
@@ -256,7 +256,9 @@ class Experiment:
                 closing(Watchdog(self.config.watchdog)) as self.watchdog,
                 self.recorder.training(self.state),
             ):
-                self._train_to(target)
+                if self._waiting:
+                    self._patiently(lambda state: self._save_if_finite())(self.state)
+                self._train_to(self._target)
         except CommandError as error:
             if error.status == CommandError.status:
                 error.status = FAILED  # 2 would mean that nothing was created
@@ -332,7 +334,7 @@ class Experiment:
             self.storage.writer.extra["compile"] = self._compilation
             if self.storage.save(self.policy_steps, parts, meta, history, finite=finite, wait=wait):
                 self._saved_at = self._counters
-        self._unsaved = False
+        self._unsaved = self._waiting = False
 
     @property
     def _counters(self) -> tuple[int, int, int]:
@@ -362,8 +364,7 @@ class Experiment:
                     saved = self.stop_requested.settled = True
             if saved and self.status:
                 mirror = [f"checkpoint.mirror={url}"] if (url := self.config.checkpoint.mirror) else []
-                again = shlex.join([f"resume={self.run_dir}", *mirror])
-                info(f"saved; go on with: python -m sheeplike {again}")
+                info(f"saved; go on with: python -m sheeplike {shlex.join([f'resume={self.run_dir}', *mirror])}")
         except Halted:
             halted = True
             raise
@@ -425,6 +426,12 @@ class Experiment:
         return call
 
     # --- saving -----------------------------------------------------------------------------------------------------
+
+    def _save_or_wait(self, state: LoopState) -> None:
+        """Write a periodic checkpoint; the one at the end of a piece waits for what the program decides there."""
+        self._waiting = state.policy_steps >= self._target and not self.finished
+        if not self._waiting:
+            self._save_if_finite()
 
     def _save_if_finite(self) -> None:
         """Write a periodic checkpoint, unless updates are being skipped: it would replace a good one."""

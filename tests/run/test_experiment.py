@@ -100,6 +100,32 @@ def test_a_program_drives_a_run(begin: Callable[..., Experiment]) -> None:
     assert torch.equal(parts["rng"]["torch"], expected["rng"]["torch"])
 
 
+def test_a_killed_program_goes_on_with_its_last_decision(begin: Callable[..., Experiment], tmp_path: Path) -> None:
+    """A copy of the directory is what a kill between two decisions leaves."""
+
+    def widen(run: Experiment) -> None:
+        run.envs.set_attr("box_range", 1.5 * run.envs.get_attr("box_range")[0])
+
+    task = ("env=franka_pick", "env.options.box_range=0.02", "env.renderer=none", "env.num_envs=2")
+    job = (*PPO_JOB, *SMALL, *task, "agent.observations=[privileged_state]", "checkpoint.every=16")
+    with begin(*job, "total_steps=64", name="whole") as whole:
+        while not whole.over:
+            whole.iterate(16)
+            widen(whole)
+            whole.storage.writer.close()
+            if whole.policy_steps == 32:
+                shutil.copytree(whole.run_dir, tmp_path / "killed")
+    with sheeplike.init(f"resume={tmp_path / 'killed'}") as run:
+        assert run.policy_steps == 16
+        assert run.envs.get_attr("box_range")[0] == pytest.approx(0.03)
+        while not run.over:
+            run.iterate(16)
+            widen(run)
+    parts, expected = newest(run), newest(whole)
+    for name, tensor in expected["agent"]["modules"].items():
+        assert torch.equal(parts["agent"]["modules"][name], tensor), name
+
+
 def test_what_is_finished_is_over_and_an_error_of_the_program_loses_nothing(
     begin: Callable[..., Experiment], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -317,7 +343,7 @@ def test_what_a_program_does_after_a_checkpoint_is_saved(begin: Callable[..., Ex
     """Although there is a checkpoint of the same step already."""
     with begin(*PPO_JOB, *GYM, "eval.episodes=1") as run:
         run.iterate(32)
-        assert run.storage.writer.holds(32)
+        run.save()
         evaluated = run.evaluate()
     assert newest(run)["monitor"]["latest"]["eval/return_mean"] == evaluated["eval/return_mean"]
 

@@ -77,8 +77,7 @@ class Decoder(nn.Module):
         latent = latent if shaping else latent.detach()
         for images in self.keys.sizes:
             image = getattr(self, images.name)(latent.deter, latent.stoch.flatten(-2))
-            parts = image.split(list(images.channels.values()), -1)
-            out |= dict(zip(images.channels, parts, strict=True))
+            out |= dict(zip(images.channels, image.split(list(images.channels.values()), -1), strict=True))
         return out
 
     def losses(self, predicted: Mapping[str, Tensor], obs: Mapping[str, Tensor]) -> dict[str, Tensor]:

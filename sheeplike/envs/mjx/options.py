@@ -71,8 +71,7 @@ class SimulationOptions(Options):
         for name in SimulationOptions.model_fields if self.renderer == "none" else ():
             if name not in others and (value := getattr(self, name)):
                 off = type(value)()
-                expected = f"{format_value(off)}, since env.renderer=none renders nothing"
-                raise InvalidOption(name, value, expected, off)
+                raise InvalidOption(name, value, f"{format_value(off)}, since env.renderer=none renders nothing", off)
 
 
 class TaskOptions(Options):

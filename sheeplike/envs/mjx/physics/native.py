@@ -136,6 +136,5 @@ class NativePhysics(Physics):
 
 def _field(model: mjx.Model, path: str) -> jax.Array:
     """Return a field by MuJoCo's name of it."""
-    path = _WARPS_NAMES.get(path, path)
-    owner, _, name = path.rpartition(".")
+    owner, _, name = _WARPS_NAMES.get(path, path).rpartition(".")
     return leaf(model.opt if owner else model, name)
