@@ -1,17 +1,17 @@
 """States that agents visit in MiniGrid's FourRooms, with walls, start and goal that never move.
 
-    python tests/benchmarks/explore_grid.py to.json plan2explore 0 10000 [overrides of the run…]
+    python tests/benchmarks/explore_grid.py to.json plan2explore 0 20000 [overrides of the run…]
 
 The agent is ``random``, ``dreamer_v3`` or ``plan2explore``; the numbers are seed and policy steps. A state is the
-agent's cell and direction: there are 1,040. ``to.json`` gets the number of different states every 500 policy steps, and
-how often the goal was reached.
+agent's cell and direction: there are 1,040. Every 500 policy steps ``to.json`` gets the number of different states
+visited, and how often the goal was reached; evaluations, off unless an override sets ``eval.every``, count too.
 """
 
 from __future__ import annotations
 
-import collections
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,15 @@ from minigrid.envs.fourrooms import FourRoomsEnv
 import sheeplike
 
 ID, LAYOUT, WORLDS, EVERY = "MiniGrid-FourRooms-v0", 0, 16, 500
-visited: collections.Counter[tuple[int, int, int]] = collections.Counter()
+visited: set[tuple[int, int, int]] = set()
 goals: list[float] = []
 
 
 class FixedFourRooms(FourRoomsEnv):
     """FourRooms with one layout, in which each state is counted."""
 
-    def reset(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        found = super().reset(seed=LAYOUT)
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        found = super().reset(seed=LAYOUT, options=options)
         self._count()
         return found
 
@@ -40,15 +40,15 @@ class FixedFourRooms(FourRoomsEnv):
         return found
 
     def _count(self) -> None:
-        visited[int(self.agent_pos[0]), int(self.agent_pos[1]), int(self.agent_dir)] += 1
+        visited.add((int(self.agent_pos[0]), int(self.agent_pos[1]), int(self.agent_dir)))
 
 
 gymnasium.registry[ID].entry_point = FixedFourRooms
 
 
-def count_random(seed: int, steps: int) -> list[int]:
-    """Return the states that random actions have visited every :data:`EVERY` steps of all worlds."""
-    counts, envs = [], [gymnasium.make(ID) for _ in range(WORLDS)]
+def act_at_random(seed: int, steps: int, note: Callable[[], None]) -> None:
+    """Take random actions, and call ``note`` every :data:`EVERY` steps of all worlds."""
+    envs = [gymnasium.make(ID) for _ in range(WORLDS)]
     for number, env in enumerate(envs):
         env.action_space.seed(seed * WORLDS + number)
         env.reset()
@@ -58,30 +58,33 @@ def count_random(seed: int, steps: int) -> list[int]:
             if terminated or truncated:
                 env.reset()
         if (step + WORLDS) // EVERY > step // EVERY:
-            counts.append(len(visited))
-    return counts
+            note()
 
 
-def count(agent: str, seed: int, steps: int, overrides: list[str]) -> list[int]:
-    """Return the states that an agent has visited in training every :data:`EVERY` policy steps."""
+def train(agent: str, seed: int, steps: int, overrides: list[str], note: Callable[[], None]) -> None:
+    """Train an agent, and call ``note`` every :data:`EVERY` policy steps."""
     job = [f"exp={agent}", "env=minigrid", f"env.id={ID}", f"env.num_envs={WORLDS}", f"seed={seed}"]
-    counts = []
-    with sheeplike.init(*job, f"total_steps={steps}", "eval.every=null", "video_every=null", *overrides) as run:
-        visited.clear()  # of a first reset, for the spaces
+    job += ["video_every=null"] if "eval." in " ".join(overrides) else ["video_every=null", "eval.every=null"]
+    with sheeplike.init(*job, f"total_steps={steps}", *overrides) as run:
         while not run.over:
             run.iterate(EVERY)
-            counts.append(len(visited))
-    return counts
+            note()
 
 
 def main() -> None:
     path, agent, seed, steps, *overrides = sys.argv[1:]
-    counts = (
-        count_random(int(seed), int(steps)) if agent == "random" else count(agent, int(seed), int(steps), overrides)
-    )
-    found = {"agent": agent, "seed": int(seed), "every": EVERY, "states": counts, "goals": len(goals)}
-    Path(path).write_text(json.dumps(found) + "\n")
-    print(f"{agent}, seed {seed}: {counts[-1]} states and {len(goals)} goals after {steps} policy steps")
+    found: dict[str, Any] = {"agent": agent, "seed": int(seed), "every": EVERY, "states": [], "goals": []}
+
+    def note() -> None:
+        found["states"].append(len(visited))
+        found["goals"].append(len(goals))
+        Path(path).write_text(json.dumps(found) + "\n")
+
+    if agent == "random":
+        act_at_random(int(seed), int(steps), note)
+    else:
+        train(agent, int(seed), int(steps), overrides, note)
+    print(f"{agent}, seed {seed}, {steps} policy steps: {found['states'][-1]} states, {found['goals'][-1]} goals")
 
 
 if __name__ == "__main__":
