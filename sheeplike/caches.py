@@ -14,7 +14,6 @@ of JAX's key, and to compute the key a process traces the step, which registers 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import shutil
 import stat
@@ -64,11 +63,12 @@ def directory() -> str:
 def _root() -> str | None:
     """Make :func:`directory`, or one for this process alone; None if it cannot be written."""
     root = directory()
-    with contextlib.suppress(OSError):
+    try:
         # In a place such as /tmp another user could make it before the libraries do.
         os.makedirs(root, mode=0o700, exist_ok=True)
-    if not os.path.isdir(root) or not os.access(root, os.W_OK | os.X_OK):
-        warn(f"compiled code is not kept: {root} cannot be written; nearest: SHEEPLIKE_CACHE_DIR=<another directory>")
+    except OSError:
+        return None
+    if not os.access(root, os.W_OK | os.X_OK):
         return None
     if found := danger(root):
         warn(

@@ -465,13 +465,6 @@ class _Plan:
 # --- writing --------------------------------------------------------------------------------------------------------
 
 
-class Saved(NamedTuple):
-    """A checkpoint that was written."""
-
-    step: int
-    path: Path
-
-
 class Writer(contextlib.AbstractContextManager):
     """Writer of one run's checkpoints, in the background. The caller must hold the lock of the run.
 
@@ -504,7 +497,6 @@ class Writer(contextlib.AbstractContextManager):
         self.root, self.keep_last, self.keep_best = Path(root).absolute(), keep_last, keep_best
         self.replay = _replay_of(self.root)
         self.extra = {"device": device, "config": dict(config or {})}
-        self.last: Saved | None = None  # the newest checkpoint that was written; None after going back
         self.written: Callable[[], None] = lambda: None
         self.pinned: int | None = None
         self._resumed_from: int | None = None
@@ -542,7 +534,6 @@ class Writer(contextlib.AbstractContextManager):
         """
         assert step >= 0, step
         assert all(_PART.fullmatch(name) and name != HISTORY for name in parts), list(parts)
-        saved = Saved(step, self.root / f"step_{step:012d}")
         self.close()
         meta = json.loads(json.dumps(dict(meta)))
         needed = sum(tensor.nbytes for name, part in parts.items() for _, tensor in _tensors(name, part))
@@ -556,7 +547,7 @@ class Writer(contextlib.AbstractContextManager):
             parts[HISTORY] = {"start": plan.tail, "steps": history.read_steps(plan.tail, plan.end)}
             if in_background:
                 plan.copy()
-        self._error, job = None, (saved, parts, meta, plan)
+        self._error, job = None, (step, parts, meta, plan)
         if in_background:
             self._thread = threading.Thread(target=self._run, args=job, name="checkpoint", daemon=False)
             self._thread.start()
@@ -575,12 +566,6 @@ class Writer(contextlib.AbstractContextManager):
         """Abandon checkpoints after ``step``; the next save removes their chunks first and their directories last."""
         self.close()
         self._resumed_from = step
-        self.last = None  # the run may come to the same step again, in another state
-
-    def holds(self, step: int) -> bool:
-        """Wait for the current save; return True if the newest checkpoint is that of ``step``."""
-        self.close()
-        return self.last is not None and self.last.step == step
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -606,38 +591,38 @@ class Writer(contextlib.AbstractContextManager):
                         f"a checkpoint could not be written; the next one is tried all the same: {reason_of(error)}"
                     )
 
-    def _write(self, saved: Saved, parts: dict[str, Any], meta: dict[str, Any], plan: _Plan | None) -> None:
+    def _write(self, step: int, parts: dict[str, Any], meta: dict[str, Any], plan: _Plan | None) -> None:
         """Write new chunks of the history, then the directory, then remove what need not be kept."""
         try:
             self._check()
             self._remove_chunks(plan, up_to=self._resumed_from)
             if plan:
                 plan.write()
-            self._write_directory(saved, parts, meta, plan.chunks if plan else [])
+            self._write_directory(step, parts, meta, plan.chunks if plan else [])
             self._check()
-            self._prune(saved.step)
+            self._prune(step)
             self._remove_chunks(plan)
         except OSError:
             raise
         except Exception as error:  # torch raises other errors for a short write and for memory
             raise NotWritten(f"{type(error).__name__}: {error}") from error
-        self.last, self._resumed_from = saved, None
+        self._resumed_from = None
         self.written()
 
-    def _write_directory(self, saved: Saved, parts: dict[str, Any], meta: dict[str, Any], chunks: list[Chunk]) -> None:
-        temporary = _temporary(self.root)
+    def _write_directory(self, step: int, parts: dict[str, Any], meta: dict[str, Any], chunks: list[Chunk]) -> None:
+        path, temporary = self.root / f"step_{step:012d}", _temporary(self.root)
         try:
             temporary.mkdir()
             # A part that is written frees its memory.
             entries = {f"{name}.pt": write_part(temporary / f"{name}.pt", parts.pop(name)) for name in list(parts)}
-            manifest = {"format": FORMAT, "step": saved.step, "files": entries, "chunks": chunks}
+            manifest = {"format": FORMAT, "step": step, "files": entries, "chunks": chunks}
             manifest |= {"versions": versions(), **self.extra, "meta": meta}
             text = json.dumps(manifest | {"sha256": _digest_of(manifest)}, indent=1)
             files.write_atomically(temporary / MANIFEST, text)
-            if saved.path.exists():
+            if path.exists():
                 # A directory cannot be renamed onto another. Between the two renames the retired one counts.
-                os.rename(saved.path, self.root / f"{_RETIRED}{saved.path.name}")
-            os.rename(temporary, saved.path)
+                os.rename(path, self.root / f"{_RETIRED}{path.name}")
+            os.rename(temporary, path)
             files.sync_directory(self.root)
         finally:
             _recover(self.root)

@@ -67,7 +67,8 @@ def info(*lines: object, file: TextIO | None = None) -> None:
 
 def warn(text: str) -> None:
     """Print a warning or an error to stderr, as one line."""
-    info(f"sheeplike{f', rank {rank}' if rank else ''}: {one_line(text)}", file=sys.stderr)
+    who = f"sheeplike, rank {rank}" if rank else "sheeplike"
+    info(f"{who}: {one_line(text)}", file=sys.stderr)
 
 
 @contextmanager

@@ -55,11 +55,7 @@ def test_a_place_that_the_user_gave_stands(tmp_path: Path, name: str) -> None:
 def test_libraries_have_their_own_way_where_nothing_can_be_written(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
-    for root in (file, file / "below"):
-        done = process(NAMES, SHEEPLIKE_CACHE_DIR=str(root))
-        assert json.loads(done.stdout) == [None] * 3
-        (line,) = done.stderr.splitlines()
-        assert str(root) in line
+    assert json.loads(run(NAMES, SHEEPLIKE_CACHE_DIR=str(file / "below"))) == [None] * 3
 
 
 def places(done: subprocess.CompletedProcess[str]) -> list[Path]:

@@ -95,13 +95,15 @@ class Player:
 
     def __init__(self, networks: PolicyNetworks, num_envs: int, act: Callable) -> None:
         self.networks, self.state, self.extras = networks, networks.initial(num_envs), {}
-        step = networks.compiled.shared_step
-        self.steps = {s: step((num_envs, s, act.__name__), partial(act, sample=s)) for s in (False, True)}
+        make = networks.compiled.shared_step
+        self.steps = {
+            sample: make((num_envs, sample, act.__name__), partial(act, sample=sample)) for sample in (False, True)
+        }
 
     @torch.no_grad()
     def act(self, obs: Mapping[str, Tensor], is_first: Tensor, *, sample: bool = True) -> Tensor:
         seen = self.networks.select(obs)
-        for key, value in seen.items():  # pictures of another dtype would be scaled otherwise
+        for key, value in seen.items():  # images of another dtype would be scaled differently
             if (value.dtype == torch.uint8) != (self.networks.space[key].dtype == "uint8"):
                 raise TypeError(f"{key}: {value.dtype}, expected torch.{self.networks.space[key].dtype}")
         self.state, action, self.extras = self.steps[sample](self.state, seen, is_first)

@@ -46,7 +46,7 @@ def draw(comparison: Comparison, title: str, *, log: bool = False, reference: Re
     """
     labels = [f"{group.label} ({seeds(len(group.runs))})" for group in comparison.groups]
     labels += [] if reference is None else [reference.label]
-    labels = [textwrap.fill(label, 85) for label in labels]  # a longer line would leave the figure
+    labels = [textwrap.fill(label, 75) for label in labels]  # longer lines would leave the figure
     lines = "\n".join(labels).split("\n")
     columns = max(1, min(len(labels), 105 // (max(map(len, lines)) + 8)))
     figure = Figure(figsize=(7.5, 4.6 + 0.22 * max(len(lines) / columns - 4, 0)), layout="constrained")

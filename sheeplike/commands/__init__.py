@@ -24,7 +24,7 @@ class Request(NamedTuple):
         return f"_train_{form}" if command == "train" and form else command
 
     def about_run(self) -> list[str]:
-        """Return the arguments with a bare ``<dir>`` written as ``run=<dir>``; CommandError for a second one."""
+        """Return the arguments with a bare ``<dir>`` written as ``run=<dir>``; CommandError for two of them."""
         if self.config_dirs:
             raise CommandError("--config-dir: expected only run=<run_dir>, which holds the whole configuration")
         named = [argument.partition("=")[:2] for argument in self.arguments]

@@ -152,8 +152,7 @@ class Experiment:
 
             # Logs and banner. A stop between two updates left the hooks of its step uncalled: its rows are dropped, and
             # its hooks are still to come.
-            behind = self.state.due > 0
-            purge_step = saved.step - behind if saved else None
+            purge_step = saved.step - (self.state.due > 0) if saved else None
             logger = NoLogger()
             if self.ranks.first:
                 run_ids = saved.run_ids if saved else {}
@@ -162,11 +161,11 @@ class Experiment:
             stack.callback(logger.close)
             stack.callback(self.recorder.flush_quietly)
             self._introduce(planned.files, step_seconds)
-            self._hooks = self._make_hooks(self.policy_steps - behind * config.env.num_envs)
+            self._hooks = self._make_hooks(self._done)
             self.recorder.pauses["start"] += time.monotonic() - begun
             self._ending = stack.pop_all()
         self._compiled_before = saved.compiled if saved else None
-        self._compiled = self._unsaved = self._unsavable = self._stopping = self._suspected = self._waiting = False
+        self._compiled = self._unsavable = self._stopping = self._suspected = self._waiting = False
         self._saved_at = self._counters if saved else None
         self._run_ahead = RunAheadLimit(self.envs.device)
 
@@ -220,9 +219,20 @@ class Experiment:
         return self.state.policy_steps
 
     @property
+    def _done(self) -> int:
+        """Policy steps without those whose updates are still to be made."""
+        last = 1 if self.config.offline else self.config.env.num_envs
+        return self.policy_steps - last * (self.state.due > 0)
+
+    @property
     def over(self) -> bool:
         """True if ``total_steps`` are made, or the run was asked to stop."""
         return self.finished or self._stopping or (self.ranks.size == 1 and self.stop_requested())
+
+    @property
+    def interrupted(self) -> bool:
+        """True if a signal ended :meth:`iterate` early; the first call after the resume makes the rest."""
+        return self._stopping and (self.policy_steps < self._target or self.state.due > 0)
 
     @property
     def finished(self) -> bool:
@@ -237,6 +247,8 @@ class Experiment:
     def iterate(self, every: int | None = None) -> dict[str, float]:
         """Interact and learn up to the next multiple of ``every`` policy steps, or to the end of the run.
 
+        A checkpoint that is due at its end is written when the next call begins, with what the program has changed.
+
         Returns:
             The newest value of every metric; there are new ones every ``log_every`` policy steps.
 
@@ -247,7 +259,7 @@ class Experiment:
         if every is not None and not (isinstance(every, Integral) and every > 0):
             raise CommandError(f"iterate(every={every!r}): expected a whole number of policy steps above 0, or None")
         total = self.config.last_step
-        self._target = total if every is None else min((self.policy_steps // every + 1) * every, total)
+        self._target = total if every is None else min((self._done // every + 1) * every, total)
         self._unsavable = True
         try:
             with (
@@ -257,7 +269,9 @@ class Experiment:
                 self.recorder.training(self.state),
             ):
                 if self._waiting:
-                    self._patiently(lambda state: self._save_if_finite())(self.state)
+                    self._waiting = False
+                    with self.watchdog.patient():
+                        self._save_if_finite()
                 self._train_to(self._target)
         except CommandError as error:
             if error.status == CommandError.status:
@@ -265,7 +279,6 @@ class Experiment:
             raise
         self.recorder.flush()
         self._unsavable = False
-        self._unsaved = not self.finished  # a program may change the environments between calls: the end saves again
         return dict(self.recorder.latest)
 
     @property
@@ -319,7 +332,6 @@ class Experiment:
 
     def evaluate(self) -> dict[str, float]:
         """Evaluate the agent as the configuration says, in environments of its own; the metrics are written too."""
-        self._unsaved = True
         with self.recorder.pause("evaluation"):
             held_out = {name: float(value) for name, value in self.agent.validate().items()}
             return self.recorder.evaluated(self.evaluator(), self.state, held_out)
@@ -334,7 +346,6 @@ class Experiment:
             self.storage.writer.extra["compile"] = self._compilation
             if self.storage.save(self.policy_steps, parts, meta, history, finite=finite, wait=wait):
                 self._saved_at = self._counters
-        self._unsaved = self._waiting = False
 
     @property
     def _counters(self) -> tuple[int, int, int]:
@@ -364,7 +375,8 @@ class Experiment:
                     saved = self.stop_requested.settled = True
             if saved and self.status:
                 mirror = [f"checkpoint.mirror={url}"] if (url := self.config.checkpoint.mirror) else []
-                info(f"saved; go on with: python -m sheeplike {shlex.join([f'resume={self.run_dir}', *mirror])}")
+                again = shlex.join([f"resume={self.run_dir}", *mirror])
+                info(f"saved; go on with: python -m sheeplike {again}")
         except Halted:
             halted = True
             raise
@@ -380,10 +392,8 @@ class Experiment:
             self._nonfinite.halt_if_confirmed(self.policy_steps)
         try:
             with closing(Watchdog(self.config.watchdog)):
-                # Ranks must agree, and one of them never replaces its share of a checkpoint that is whole.
-                changed = self._counters != self._saved_at
-                alone = self._unsaved or not self.storage.writer.holds(self.policy_steps)
-                if changed if self.ranks.size > 1 else alone:
+                # A program may have changed the worlds; but no rank replaces its share of a whole checkpoint.
+                if self.ranks.size == 1 or self._counters != self._saved_at:
                     self.save()
         except (OSError, checkpoint.NonFinite) as error:
             kind = Halted if isinstance(error, checkpoint.NonFinite) else Unsaved
@@ -429,7 +439,7 @@ class Experiment:
 
     def _save_or_wait(self, state: LoopState) -> None:
         """Write a periodic checkpoint; the one at the end of a piece waits for what the program decides there."""
-        self._waiting = state.policy_steps >= self._target and not self.finished
+        self._waiting = state.policy_steps >= self._target
         if not self._waiting:
             self._save_if_finite()
 

@@ -46,7 +46,7 @@ def parts_of(replay: SequenceReplay) -> dict:
 def save_ring(root: Path, step: int, replay: SequenceReplay, keep_last: int = 9, **meta: float) -> Path:
     with checkpoint.Writer(root, keep_last=keep_last) as writer:
         writer.save(step, parts_of(replay), meta, replay, wait=True)
-        return writer.last.path
+    return root / f"step_{step:012d}"
 
 
 def restore_ring(path: Path, length: int = 40) -> SequenceReplay:

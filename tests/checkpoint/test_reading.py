@@ -30,7 +30,7 @@ def parts(value: float = 1.0) -> dict:
 def save(root: Path, step: int, parts: dict, meta: dict, keep_last: int) -> Path:
     with Writer(root, keep_last=keep_last) as writer:
         writer.save(step, parts, meta, finite=(), wait=True)
-        return writer.last.path
+    return root / f"step_{step:012d}"
 
 
 def save_steps(root: Path, *steps: int) -> list[Path]:

@@ -19,6 +19,7 @@ import yaml
 
 import sheeplike
 from sheeplike import checkpoint
+from sheeplike.agents.dreamer_v3 import DreamerV3
 from sheeplike.agents.ppo import PPO, PPOConfig
 from sheeplike.commands import Request, train
 from sheeplike.envs.gym.vector_env import GymVectorEnv
@@ -100,30 +101,74 @@ def test_a_program_drives_a_run(begin: Callable[..., Experiment]) -> None:
     assert torch.equal(parts["rng"]["torch"], expected["rng"]["torch"])
 
 
-def test_a_killed_program_goes_on_with_its_last_decision(begin: Callable[..., Experiment], tmp_path: Path) -> None:
+PICK = ("env=franka_pick", "env.options.box_range=0.02", "env.renderer=none", "env.num_envs=2")
+CURRICULUM = (*SMALL, *PICK, "agent.observations=[privileged_state]", "checkpoint.every=16")
+
+
+def widen(run: Experiment, at: Callable[[Experiment], None] = lambda run: None) -> None:
+    """Train in pieces, widen the range of the boxes after each, and then call ``at``."""
+    while not run.over:
+        run.iterate(16)
+        if run.interrupted:
+            break
+        run.envs.set_attr("box_range", 1.5 * run.envs.get_attr("box_range")[0])
+        at(run)
+
+
+def assert_same_agents(run: Experiment, other: Experiment) -> None:
+    """Weights and worlds, with their ranges, are equal."""
+    for name in ("agent", "envs"):
+        parts, expected = leaves(newest(run)[name]), leaves(newest(other)[name])
+        assert all(torch.equal(one, same) for one, same in zip(parts, expected, strict=True)), name
+
+
+def test_a_program_that_is_killed_or_prolonged_keeps_its_decisions(
+    begin: Callable[..., Experiment], tmp_path: Path
+) -> None:
     """A copy of the directory is what a kill between two decisions leaves."""
 
-    def widen(run: Experiment) -> None:
-        run.envs.set_attr("box_range", 1.5 * run.envs.get_attr("box_range")[0])
+    def copy(run: Experiment) -> None:
+        run.storage.writer.close()
+        if run.policy_steps == 32:
+            shutil.copytree(run.run_dir, tmp_path / "killed")
 
-    task = ("env=franka_pick", "env.options.box_range=0.02", "env.renderer=none", "env.num_envs=2")
-    job = (*PPO_JOB, *SMALL, *task, "agent.observations=[privileged_state]", "checkpoint.every=16")
+    job = (*PPO_JOB, *CURRICULUM)
     with begin(*job, "total_steps=64", name="whole") as whole:
-        while not whole.over:
-            whole.iterate(16)
-            widen(whole)
-            whole.storage.writer.close()
-            if whole.policy_steps == 32:
-                shutil.copytree(whole.run_dir, tmp_path / "killed")
-    with sheeplike.init(f"resume={tmp_path / 'killed'}") as run:
-        assert run.policy_steps == 16
-        assert run.envs.get_attr("box_range")[0] == pytest.approx(0.03)
-        while not run.over:
-            run.iterate(16)
-            widen(run)
-    parts, expected = newest(run), newest(whole)
-    for name, tensor in expected["agent"]["modules"].items():
-        assert torch.equal(parts["agent"]["modules"][name], tensor), name
+        widen(whole, copy)
+    with sheeplike.init(f"resume={tmp_path / 'killed'}") as killed:
+        assert killed.policy_steps == 16
+        widen(killed)
+    with begin(*job, "total_steps=48", name="short") as short:
+        widen(short)
+    with sheeplike.init(f"resume={short.run_dir}", "total_steps=64") as prolonged:
+        widen(prolonged)
+    for run in (killed, prolonged):
+        assert_same_agents(run, whole)
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_a_program_that_is_stopped_decides_once(
+    begin: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch, left: int
+) -> None:
+    """The signal comes in the last iteration of a piece, with ``left`` updates still to be made."""
+    job = (*DREAMER, *CURRICULUM, "agent.targets=[]", "agent.replay_ratio=1", "total_steps=64")
+    with begin(*job, name="whole") as whole:
+        widen(whole)
+    update = DreamerV3.update
+
+    def counted(self: DreamerV3) -> dict[str, torch.Tensor]:
+        metrics = update(self)
+        if stopped.policy_steps == 48 and stopped.state.due == 1 + left:  # this one is not yet counted
+            os.kill(os.getpid(), signal.SIGTERM)
+        return metrics
+
+    monkeypatch.setattr(DreamerV3, "update", counted)
+    with begin(*job) as stopped:
+        widen(stopped)
+    assert (stopped.policy_steps, stopped.state.due) == (48, left)
+    with sheeplike.init(f"resume={stopped.run_dir}") as run:
+        widen(run)
+    assert_same_agents(run, whole)
 
 
 def test_what_is_finished_is_over_and_an_error_of_the_program_loses_nothing(
@@ -290,11 +335,11 @@ def test_a_full_disk_is_reported_and_training_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         run.iterate(40)
-        assert not run.storage.writer.holds(32)
+        run.storage.writer.close()
     assert checkpoint_steps(run.run_dir) == []
     assert os.strerror(errno.ENOSPC) in capsys.readouterr().err
     run.iterate(35)
-    assert run.storage.writer.holds(64)
+    run.storage.writer.close()
     assert checkpoint_steps(run.run_dir) == [64]
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(Unsaved, match="step 64") as unsaved, run:

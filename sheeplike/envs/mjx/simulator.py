@@ -328,7 +328,7 @@ class Simulator:
 
     def _clean(self, data: mjx.Data, model: mjx.Model) -> mjx.Data:
         """Return ``data`` with its inputs at the model's defaults."""
-        return data.replace(**{**{name: getattr(self._template, name) for name in INPUTS}, "qpos": model.qpos0})
+        return data.replace(**{name: getattr(self._template, name) for name in INPUTS} | {"qpos": model.qpos0})
 
     def _check_task(self) -> tuple[Memory, dict[str, tuple[int, ...]], Outcome]:
         """Check the task by tracing one world; return the shapes of its memory, vectors by name, and outcome."""

@@ -55,7 +55,7 @@ def read(file: Path) -> Recording:
     """Read a recorded episode, or raise a CommandError."""
     try:
         with open_regular(file) as opened, np.load(opened, allow_pickle=False) as data:
-            names = [name for name in data.files if name in ("seed", "action") or name.startswith(PLACED)]
+            names = {name for name in data.files if name in ("seed", "action") or name.startswith(PLACED)}
             size = sum(one.file_size for one in data.zip.infolist() if one.filename.removesuffix(".npy") in names)
             if size > MAX_BYTES:
                 raise ValueError(f"it unpacks to {size:,} bytes: expected at most {MAX_BYTES:,}")
