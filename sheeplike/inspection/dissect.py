@@ -373,8 +373,7 @@ def groups(model: TrainedModel, episodes: Episodes, states: States) -> Numbers:
     """
     states = states[episodes.valid & (torch.arange(episodes.steps) > 0)]
     kl = model.in_batches(lambda some: model.kl(some, per_group=True), states).mean(0)
-    likeliest = states.logits.argmax(-1)
-    share = torch.nn.functional.one_hot(likeliest, model.classes).float().mean(0).cpu()  # (S, K)
+    share = torch.nn.functional.one_hot(states.logits.argmax(-1), model.classes).float().mean(0).cpu()  # (S, K)
     entropy = -(share * share.clamp_min(1e-12).log()).sum(-1)
     quiet, still = kl < DEAD_KL, share.amax(-1) >= SAME_CLASS
     return {

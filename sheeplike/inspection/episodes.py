@@ -16,6 +16,7 @@ from sheeplike.agents.agent import own_randomness
 from sheeplike.agents.policy import PolicyNetworks
 from sheeplike.agents.spaces import ActionCodec
 from sheeplike.loop import first_step
+from sheeplike.options import InvalidOption
 from sheeplike.run.evaluation import EVALUATION_SEED, MAX_EPISODES
 
 MIN_EPISODES = 4  # enough to fit probes on some and to test on others
@@ -70,6 +71,8 @@ def play(
         act: ``"policy"`` samples the agent's actions, ``"random"`` draws uniformly from the action space.
         seed: as of :func:`sheeplike.run.evaluation.play`.
     """
+    if act not in ("policy", "random"):
+        raise InvalidOption("act", act, "policy or random", "policy")
     first = EVALUATION_SEED + seed * MAX_EPISODES
     found: list[Episodes] = []
     with own_randomness(envs.device):
@@ -132,8 +135,7 @@ def _join(parts: list[Episodes], count: int) -> Episodes:
     steps = max(part.steps for part in parts)
 
     def join(values: list[Tensor]) -> Tensor:
-        padded = [value[:, torch.arange(steps).clamp_max(value.shape[1] - 1)] for value in values]
-        return torch.cat(padded)[:count]
+        return torch.cat([value[:, torch.arange(steps).clamp_max(value.shape[1] - 1)] for value in values])[:count]
 
     obs = {key: join([part.obs[key] for part in parts]) for key in parts[0].obs}
     rest = (join([getattr(part, name) for part in parts]) for name in ("action", "reward", "is_terminal"))

@@ -181,8 +181,7 @@ def _ridge(features: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and 1 / deviation of each column; the latter is 0 where it is constant."""
-    deviation = x.float().std(0, correction=0)
-    return x.float().mean(0), torch.where(constant(x), 0.0, 1 / deviation.clamp_min(1e-30))
+    return x.float().mean(0), torch.where(constant(x), 0.0, 1 / x.float().std(0, correction=0).clamp_min(1e-30))
 
 
 def _whiten(features: Tensor, centre: Tensor, scale: Tensor) -> Tensor:

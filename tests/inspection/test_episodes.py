@@ -17,6 +17,7 @@ from sheeplike.agents.dreamer_v3 import DreamerV3Config, Size
 from sheeplike.agents.dreamer_v3.networks import DreamerNetworks
 from sheeplike.envs.contract import OptionalMembers
 from sheeplike.inspection.episodes import Episodes, play
+from sheeplike.options import InvalidOption
 
 KEYS = ("state",)
 
@@ -96,6 +97,11 @@ class Failing(OptionalMembers, VectorEnv):
         self.over = truncated
         info = {"restarted": failed}
         return {"state": self.time[:, None].clone()}, reward, torch.zeros(2, dtype=torch.bool), truncated, info
+
+
+def test_who_acts_is_one_of_two() -> None:
+    with pytest.raises(InvalidOption, match="mode"):
+        play(None, Failing(), episodes=2, keys=KEYS, act="mode")
 
 
 def test_an_episode_that_was_cut_does_not_count_and_the_next_one_does() -> None:

@@ -463,6 +463,17 @@ def test_an_error_in_an_iteration_saves_nothing_that_is_half_done(
     assert f"resume={run.run_dir}" not in capfd.readouterr().out, "although it was asked to stop as well"
 
 
+def test_a_program_cannot_go_on_after_a_stop(begin: Callable[..., Experiment]) -> None:
+    with begin(*PPO_JOB, *GYM) as run:
+        run.iterate(8)
+        os.kill(os.getpid(), signal.SIGTERM)
+        run.iterate(8)
+        assert (run.policy_steps, run.interrupted) == (8, True)
+        with pytest.raises(CommandError):
+            run.iterate(8)
+    assert checkpoint_steps(run.run_dir) == [8]
+
+
 @pytest.mark.usefixtures("line")
 @pytest.mark.parametrize("stop", [1, 4])
 def test_a_run_that_stops_between_two_updates_is_one_run(
