@@ -42,11 +42,11 @@ class Reference(NamedTuple):
 def draw(comparison: Comparison, title: str, *, log: bool = False, reference: Reference | None = None) -> Figure:
     """Draw thin lines for seeds, a thick one for their interquartile mean, a band for its 95 % interval.
 
-    A reference is grey, with a band of one standard deviation of its seeds, as far as the runs reach.
+    A reference is grey, with a band of one standard deviation, as far as the runs reach. Long labels are wrapped.
     """
     labels = [f"{group.label} ({seeds(len(group.runs))})" for group in comparison.groups]
     labels += [] if reference is None else [reference.label]
-    labels = [textwrap.fill(label, 75) for label in labels]  # longer lines would leave the figure
+    labels = [textwrap.fill(label.replace(" seed", "\u00a0seed"), 85).replace("\u00a0", " ") for label in labels]
     lines = "\n".join(labels).split("\n")
     columns = max(1, min(len(labels), 105 // (max(map(len, lines)) + 8)))
     figure = Figure(figsize=(7.5, 4.6 + 0.22 * max(len(lines) / columns - 4, 0)), layout="constrained")
