@@ -218,8 +218,7 @@ class TwoHot:
         """Return the mean ``(B,)``, summed in pairs from the middle: equal probabilities give exactly 0.0."""
         weighted = self.log_probs.exp() * self.bins
         middle = (self.bins.shape[0] - 1) // 2
-        pairs = weighted[..., :middle].flip(-1) + weighted[..., middle + 1 :]
-        return weighted[..., middle] + pairs.sum(-1)
+        return weighted[..., middle] + (weighted[..., :middle].flip(-1) + weighted[..., middle + 1 :]).sum(-1)
 
     def loss(self, target: Tensor) -> Tensor:
         """Return the cross entropy ``(B,)`` with targets ``(B,)``, each split linearly between its two nearest bins."""

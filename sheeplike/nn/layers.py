@@ -61,8 +61,7 @@ class BlockLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         lead = x.shape[:-1]
         grouped = x.reshape(-1, self.blocks, self.weight.shape[1]).transpose(0, 1)  # (G, B, I/G)
-        out = torch.bmm(grouped, self.weight)  # (G, B, O/G)
-        return out.transpose(0, 1).reshape(*lead, -1) + self.bias
+        return torch.bmm(grouped, self.weight).transpose(0, 1).reshape(*lead, -1) + self.bias  # bmm: (G, B, O/G)
 
 
 class RMSNorm(nn.Module):

@@ -71,8 +71,7 @@ class UpsampleConv2d(Conv2d):
         # With channels in the order (phase row, phase column, O) an output pixel is contiguous; F.pixel_shuffle, with
         # its order (O, row, column), would gather number by number.
         y = F.conv2d(x.permute(0, 3, 1, 2), kernel, self.bias.repeat(4), padding=1).permute(0, 2, 3, 1)
-        y = y.unflatten(-1, (2, 2, -1)).transpose(2, 3)  # (B, H, 2, W, 2, O)
-        return y.flatten(3, 4).flatten(1, 2)
+        return y.unflatten(-1, (2, 2, -1)).transpose(2, 3).flatten(3, 4).flatten(1, 2)  # by way of (B, H, 2, W, 2, O)
 
 
 class ImageEncoder(nn.Module):

@@ -254,12 +254,13 @@ class Experiment:
 
         Raises:
             Halted: ``max_skipped`` updates in a row were not finite.
-            CommandError: ``every`` is no positive integer, the run was stopped, or there is not enough memory.
+            CommandError: ``every`` is no positive integer, or there is not enough memory.
+            SystemExit: the run was stopped before.
         """
         if every is not None and not (isinstance(every, Integral) and every > 0):
             raise CommandError(f"iterate(every={every!r}): expected a whole number of policy steps above 0, or None")
-        if self._stopping:  # it would do nothing, for ever in a loop that does not ask
-            raise CommandError("iterate() of a run that was stopped: expected the program to end; nearest: run.over")
+        if self._stopping:  # a loop that does not ask would go on for ever; the `with` block saves
+            raise SystemExit(self.status)
         total = self.config.last_step
         self._target = total if every is None else min((self._done // every + 1) * every, total)
         self._unsavable = True

@@ -469,7 +469,7 @@ def test_a_program_cannot_go_on_after_a_stop(begin: Callable[..., Experiment]) -
         os.kill(os.getpid(), signal.SIGTERM)
         run.iterate(8)
         assert (run.policy_steps, run.interrupted) == (8, True)
-        with pytest.raises(CommandError):
+        with pytest.raises(SystemExit, match="75"):
             run.iterate(8)
     assert checkpoint_steps(run.run_dir) == [8]
 

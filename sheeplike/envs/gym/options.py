@@ -297,8 +297,10 @@ def _make(
     """Make an environment from its ``spec``, which is sent to other processes: it may not be registered there."""
     import gymnasium
 
+    if render_mode or "render_mode" in spec.kwargs:  # an environment that renders nothing may not know the name
+        arguments = {**arguments, "render_mode": render_mode}
     # -1: no wrapper that truncates, since the world counts the steps.
-    env = gymnasium.make(spec, render_mode=render_mode, max_episode_steps=-1, disable_env_checker=True, **arguments)
+    env = gymnasium.make(spec, max_episode_steps=-1, disable_env_checker=True, **arguments)
     return env if wrap is None else wrap(env)
 
 

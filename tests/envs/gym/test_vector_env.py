@@ -428,3 +428,15 @@ def test_a_frame_rate_that_is_none_is_that_of_an_environment_that_says_nothing(
     env = worlds()
     assert env.metadata["render_fps"] == 30
     env.close()
+
+
+def test_an_environment_need_not_know_of_rendering(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Plain(Counter):
+        def __init__(self) -> None:
+            super().__init__()
+
+    monkeypatch.setitem(gymnasium.registry, "Plain-v0", gymnasium.envs.registration.EnvSpec("Plain-v0", Plain))
+    for frames in ("observation", "none"):
+        made = sheeplike.envs.make("gym", id="Plain-v0", num_envs=1, frames=frames, episode_length=9, image_size=16)
+        assert made.reset()[0]["numbers"][0, 0] == 0
+        made.close()
