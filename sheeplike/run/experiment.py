@@ -259,7 +259,7 @@ class Experiment:
         """
         if every is not None and not (isinstance(every, Integral) and every > 0):
             raise CommandError(f"iterate(every={every!r}): expected a whole number of policy steps above 0, or None")
-        if self._stopping:  # a loop that does not ask would go on for ever; the `with` block saves
+        if self._stopping and not self.finished:  # a loop that does not ask would go on for ever
             raise SystemExit(self.status)
         total = self.config.last_step
         self._target = total if every is None else min((self._done // every + 1) * every, total)

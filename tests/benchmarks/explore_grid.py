@@ -64,8 +64,10 @@ def act_at_random(seed: int, steps: int, note: Callable[[], None]) -> None:
 def train(agent: str, seed: int, steps: int, overrides: list[str], note: Callable[[], None]) -> None:
     """Train an agent, and call ``note`` every :data:`EVERY` policy steps."""
     job = [f"exp={agent}", "env=minigrid", f"env.id={ID}", f"env.num_envs={WORLDS}", f"seed={seed}"]
-    job += ["video_every=null"] if "eval." in " ".join(overrides) else ["video_every=null", "eval.every=null"]
-    with sheeplike.init(*job, f"total_steps={steps}", *overrides) as run:
+    job += [] if any(override.startswith("eval.every=") for override in overrides) else ["eval.every=null"]
+    with sheeplike.init(*job, f"total_steps={steps}", "video_every=null", *overrides) as run:
+        visited.clear()  # the first steps, which only warm up, do not count
+        goals.clear()
         while not run.over:
             run.iterate(EVERY)
             note()
