@@ -22,6 +22,8 @@ from torch.utils import _pytree as pytree
 
 from sheeplike.agents.agent import Agent, Player, Step
 
+LONGEST_VIDEO = 1_500  # frames of an evaluation's video, which are all in memory
+
 
 @dataclass
 class LoopState:
@@ -131,6 +133,7 @@ def evaluate(
     """
     rounds: list[dict[str, Any]] = []
     videos: dict[str, list[Tensor]] = {}
+    frames_left = LONGEST_VIDEO if video_envs else 0
     for start in range(0, episodes, envs.num_envs):
         player = agent.player(envs.num_envs)
         obs, info = envs.reset(seed=seed + start * ranks)
@@ -138,7 +141,8 @@ def evaluate(
         over = over_before = no = torch.zeros_like(step.is_last)
         final = info["episode"]
         while True:
-            if start == 0 and video_envs:
+            if start == 0 and frames_left:
+                frames_left -= 1
                 cameras = [key for key in step.obs if key.startswith("pixels/")]
                 seen = {key.removeprefix("pixels/"): step.obs[key][:video_envs].clone() for key in cameras}
                 for camera, frames in (seen | envs.film()).items():

@@ -33,7 +33,7 @@ RESUMABLE = Field(json_schema_extra={"resumable": True})  # it may change when a
 INCIDENTAL = Field(json_schema_extra={"incidental": True})  # runs that differ in it are the same experiment
 CONDITION = Field(json_schema_extra={"condition": True})  # where compared runs differ in it, their labels say so
 OWN_CHOICE = Field(json_schema_extra={"own_choice": True})  # excepted from its section's CONDITION
-HEADLINE = Field(json_schema_extra={"headline": True})  # a column of TensorBoard's table of runs
+HEADLINE = Field(json_schema_extra={"headline": True})  # shown first by `train --help`
 
 
 class CommandError(Exception):
@@ -148,11 +148,6 @@ class Key(NamedTuple):
     def is_section(self) -> bool:
         """True if there are other keys below this one."""
         return "properties" in self.schema
-
-    @property
-    def is_number(self) -> bool:
-        """True if the values are numbers."""
-        return all(form.get("type") in ("integer", "number") for form in _forms(self.schema))
 
     @property
     def is_open(self) -> bool:

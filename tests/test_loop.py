@@ -314,6 +314,13 @@ def test_evaluation_films_the_first_worlds_of_the_first_round() -> None:
     assert film[:, 1, 0, 0, 0].tolist()[:4] == [0, 1, 2, 3]
 
 
+def test_the_film_of_a_long_episode_ends_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sheeplike.loop.LONGEST_VIDEO", 3)
+    result = evaluate(Scribe(), Corridor([2, 9]), episodes=2, seed=0, video_envs=2)
+    assert result.frames["front"].shape[0] == 3
+    assert result.lengths.tolist() == [2, 9]
+
+
 def test_the_film_shows_the_last_frame_of_every_filmed_episode() -> None:
     """Success happens on the last frame: a film that stops one frame short of it never shows it."""
     film = evaluate(Scribe(), Corridor([2, 4]), episodes=2, seed=0, video_envs=2).frames["front"]

@@ -28,8 +28,10 @@ from sheeplike.analysis.statistics import (
     success_interval,
 )
 from sheeplike.monitor.progress import format_seconds
+from sheeplike.options import InvalidOption
 from sheeplike.terminal import one_line
 
+LOSSES = ("loss/", "held_out/")  # prefixes of metrics of which less is better
 MIN_SEEDS = 3  # fewer have no interval
 GRID = 200  # maximum number of points of a group's curve
 READING = {
@@ -88,6 +90,8 @@ def compare(
         x: ``"steps"`` or ``"time"``.
         notes: sentences about the choice of the runs.
     """
+    if threshold is not None and metric.startswith(LOSSES):
+        raise InvalidOption("threshold", threshold, f"none, since less of {metric} is better")
     compared = [_group(label, members, metric, x) for label, members in groups.items()]
     verdicts = [_verdict(a, b, metric, x) for a, b in itertools.combinations(compared, 2)]
     notes = list(notes)
@@ -195,7 +199,8 @@ def _short(value: float, x: str) -> str:
 
 
 def _is_good(metric: str) -> bool:
-    return any(word in metric for word in ("return", "success", "reward", "score"))
+    """Return True if more of it is better."""
+    return not metric.startswith(LOSSES) and any(word in metric for word in ("return", "success", "reward", "score"))
 
 
 def _common(curves: Sequence[Curve], x: str) -> tuple[float, float]:

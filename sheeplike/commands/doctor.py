@@ -27,6 +27,7 @@ from sheeplike.tools.checks import CHECKS, examine
 
 # Prefixes of environment variables that the report lists.
 SETTINGS = ("CUBLAS", "CUDA", "JAX", "LD_LIBRARY", "MUJOCO", "NVIDIA", "OMP", "SHEEPLIKE", "TORCH", "WARP", "XLA")
+SECRETS = ("KEY", "TOKEN", "SECRET", "PASSWORD")  # endings of those that it does not
 
 
 class DoctorOptions(Options):
@@ -62,7 +63,11 @@ def main(request: Request) -> int:
         "date": datetime.now().astimezone().isoformat(" ", timespec="seconds"),
         "python": sys.version,
         "system": platform.platform(),
-        "settings": {name: value for name, value in sorted(os.environ.items()) if name.startswith(SETTINGS)},
+        "settings": {
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name.startswith(SETTINGS) and not name.endswith(SECRETS)
+        },
         "checks": {},
     }
     for name in asked.checks:

@@ -333,25 +333,6 @@ def to_data(config: Config) -> dict[str, Any]:
     return config.model_dump(mode="json", by_alias=True)
 
 
-def headlines(config: Config) -> tuple[dict[str, type], dict[str, Any]]:
-    """Return the columns of TensorBoard's table of runs, with their types, and the values of this run.
-
-    The columns are the same for every built-in agent: TensorBoard takes those of one run for all.
-    """
-    keys = all_keys(*registry.built_in(), type(config.agent))
-    columns = {key.path: float if key.is_number else str for key in keys if "headline" in key.schema}
-    values = {}
-    for path, kind in columns.items():
-        value: Any = to_data(config)
-        for name in path.split("."):
-            value = value.get(name) if isinstance(value, Mapping) else None
-        if path == "randomization":
-            value = ", ".join(value) or "none"
-        if value is not None:
-            values[path] = kind(value)
-    return columns, values
-
-
 def _check_env(config: Config) -> None:
     """Raise for invalid options of the environment, and for malformed randomization."""
     env = config.env

@@ -23,7 +23,6 @@ from sheeplike.inspection.episodes import Episodes
 from sheeplike.inspection.model import States, TrainedModel
 
 SAMPLES = (1, 16, 64)
-WINDOW = 16  # steps, from the beginning of an episode
 
 
 def iwae_bound(log_weights: Tensor, samples: int | None = None) -> Tensor:
@@ -74,17 +73,13 @@ def log_weights(model: TrainedModel, states: States, obs: dict[str, Tensor]) -> 
 
 
 def bounds(
-    model: TrainedModel, episodes: Episodes, states: States, *, steps: int = 64, windows: int = 8, seed: int = 0
+    model: TrainedModel, episodes: Episodes, states: States, *, steps: int = 64, seed: int = 0
 ) -> dict[str, float | int]:
-    """Return two bounds on the log-likelihood of held-out episodes in nats, each with :data:`SAMPLES` samples.
-
-    *Per step*: bound for one observation, given one sampled past ``h_t``. *Window*: bound for the first :data:`WINDOW`
-    observations of an episode together; a sample is a posterior sequence, whose log-weights are summed over time.
+    """Return bounds, each with :data:`SAMPLES` samples, on the log-likelihood of an observation given a sampled past.
 
     Args:
         states: posterior states ``(E, T)`` of the episodes.
-        steps: number of random observations that the bound per step is a mean over.
-        windows: maximum number of episodes that the bound for windows is a mean over.
+        steps: number of random observations that the bound is a mean over.
     """
     most, dimensions = max(SAMPLES), sum(math.prod(space.shape) for space in model.observations.values())
     found: dict[str, float | int] = {"dimensions": dimensions}
@@ -103,18 +98,6 @@ def bounds(
         per_step = log_weights(model, here, seen)  # (K, steps)
         found |= _summary("per_step", per_step, dimensions)
         found["per_step_observations"] = len(rows)
-        long = (episodes.lengths >= WINDOW).nonzero()[:windows, 0]
-        sums = []
-        for row in long.tolist():
-
-            def of_samples(rows: Tensor) -> Tensor:
-                obs = {key: episodes.obs[key][rows, :WINDOW] for key in model.observations}
-                return log_weights(model, model.observe(obs, episodes.action[rows, :WINDOW]), obs).sum(-1)
-
-            sums.append(model.in_batches(of_samples, torch.full((most,), row), states=WINDOW))
-        if sums:
-            found |= _summary("window", torch.stack(sums, 1), dimensions * WINDOW)
-            found |= {"window_steps": WINDOW, "window_episodes": len(sums)}
     return found
 
 

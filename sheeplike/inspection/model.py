@@ -388,13 +388,9 @@ class TrainedModel:
             rows.append(torch.stack(effects))
         return Effects(parts, *torch.stack(rows, 1))
 
-    def in_batches(self, function: Callable[..., Tensor], *rows: States | Tensor, states: int = 1) -> Tensor:
-        """Apply a function to batches of ``rows``, ``(M, ...)`` each; returns ``(M, ...)`` on the CPU.
-
-        Args:
-            states: number of states that one row stands for.
-        """
-        size = max(self.batch_size // states, 1)
+    def in_batches(self, function: Callable[..., Tensor], *rows: States | Tensor) -> Tensor:
+        """Apply a function to batches of ``rows``, ``(M, ...)`` each; returns ``(M, ...)`` on the CPU."""
+        size = self.batch_size
         starts = range(0, len(rows[0]), size)
         return torch.cat([function(*(one[start : start + size] for one in rows)).cpu() for start in starts])
 

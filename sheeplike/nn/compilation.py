@@ -134,6 +134,7 @@ class Compilation:
         """Return ``function``, which has no branches on device values, with fused kernels."""
         if not self.fused:
             return function
+        torch._dynamo.config.recompile_limit = 256  # a program may have many runs
         # torch's own generators draw, so that a seed means the same run, compiled or not.
         options: dict[str, Any] = {"fallback_random": True}
         if self.device.type == "cpu":
@@ -272,11 +273,11 @@ def _stack_scalars(outputs: list[Tensor], device: torch.device) -> Tensor:
     return torch.stack(scalars) if scalars else torch.zeros(0, device=device)
 
 
-def _failures() -> type[Exception]:
+def _failures() -> tuple[type[Exception], ...]:
     """Return the errors of torch.compile, imported only when there is one: it takes a second."""
-    from torch._dynamo.exc import TorchDynamoException
+    from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 
-    return TorchDynamoException
+    return TorchDynamoException, FailOnRecompileLimitHit
 
 
 def _kind(leaf: Tensor) -> tuple[torch.Size, torch.dtype]:

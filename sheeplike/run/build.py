@@ -152,8 +152,7 @@ def launch(config: Config, **places: Any) -> Fabric:
     elif not os.environ.get("JAX_PLATFORMS"):
         jax.config.update("jax_platforms", "cpu")  # JAX would start CUDA on all GPUs, and may fail there
     _make_deterministic(config.fabric)
-    if config.fabric.precision == "bf16-mixed":
-        torch.set_float32_matmul_precision("high")
+    torch.set_float32_matmul_precision("high" if config.fabric.precision == "bf16-mixed" else "highest")
     from lightning.fabric import Fabric  # slow to import, and not needed to play a loaded model
     from lightning.fabric.plugins.environments import LightningEnvironment
 
@@ -172,8 +171,8 @@ def launch(config: Config, **places: Any) -> Fabric:
 def _make_deterministic(asked: FabricOptions) -> None:
     """Make two runs give the same bits, if asked. The libraries read this when their devices are first used."""
     gpu = asked.accelerator == "cuda"
+    torch.use_deterministic_algorithms(asked.deterministic)
     if asked.deterministic:
-        torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # no code reads memory before it writes it
     if asked.deterministic and gpu:
         torch.backends.cudnn.benchmark = False

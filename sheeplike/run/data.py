@@ -63,6 +63,11 @@ def load(config: Config, agent: Agent, envs: VectorEnv, *, resumed: bool) -> Non
         expected = f"expected at most agent.replay_size={size}; nearest: agent.replay_size={needed}"
         raise CommandError(f"data.path={asked.path}: {needed} steps; {expected}")
 
+    if share is None and not resumed and needed < config.agent.batch_length * envs.num_envs:
+        pieces = f"{needed // envs.num_envs} steps for each of env.num_envs={envs.num_envs} worlds"
+        expected = f"expected at least {config.agent.batch_length}, one sequence; nearest: data.fraction=0.25"
+        raise CommandError(f"data.path={asked.path}: {pieces}; {expected}")
+
     def steps(episodes: list[Episode], columns: int, shortest: int) -> tuple[Iterator[Step], int, int]:
         """Return ``shortest`` or more steps of at most ``columns`` worlds, and the numbers of both."""
         total = sum(map(len, episodes))

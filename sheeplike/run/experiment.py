@@ -24,7 +24,7 @@ from sheeplike import checkpoint, terminal
 from sheeplike.config.compose import start_of
 from sheeplike.config.errors import as_command_errors, expand
 from sheeplike.config.saved import to_yaml
-from sheeplike.config.schema import LOGGERS, headlines, to_data
+from sheeplike.config.schema import LOGGERS, to_data
 from sheeplike.host import choose_gpu
 from sheeplike.loop import Every, LoopState, train
 from sheeplike.monitor.logger import NoLogger, RunLogger, Sink
@@ -92,7 +92,7 @@ class Experiment:
     def __init__(self, planned: Plan, *, in_program: bool = False) -> None:
         if planned.config.data.path is not None and not planned.resume:
             data.check(planned.config.data)
-        self._asked, self.run_dir = planned.config, planned.run_dir
+        self._asked, self.run_dir, self._in_program = planned.config, planned.run_dir, in_program
         self.config = config = self._asked.whole()  # numbers of all ranks together
         earlier = None if planned.resume else getattr(config.agent, "from_", None)
         if earlier is not None:
@@ -102,6 +102,7 @@ class Experiment:
             sinks = [LOGGERS.load(name, Sink) for name in dict.fromkeys(config.logger)]
         with ExitStack() as stack:  # closes what was opened, should a later part fail
             self.stop_requested: StopRequest = stack.enter_context(stoppable(ready=in_program))
+            stack.callback(torch.set_num_threads, torch.get_num_threads())  # of the program's next run
             with explain_oom(config):
                 # Device, threads and the other ranks.
                 fabric, self.ranks = launch_ranks(config, resume=planned.resume)
@@ -195,7 +196,6 @@ class Experiment:
         logger.each(lambda sink: sink.add_config(to_data(config)))
         logger.each(lambda sink: sink.add_text("config", f"```yaml\n{to_yaml(config)}```", step))
         logger.each(lambda sink: sink.add_text("start", f"```json\n{start}\n```", step))
-        logger.each(lambda sink: sink.add_hyperparameters(*headlines(config)))
         if step < self._first_update:
             self.progress.stage(config.agent.collecting)
 
@@ -379,7 +379,8 @@ class Experiment:
             if saved and self.status:
                 mirror = [f"checkpoint.mirror={url}"] if (url := self.config.checkpoint.mirror) else []
                 again = shlex.join([f"resume={self.run_dir}", *mirror])
-                info(f"saved; go on with: python -m sheeplike {again}")
+                begin = "the same program and" if self._in_program else "python -m sheeplike"
+                info(f"saved; go on with: {begin} {again}")
         except Halted:
             halted = True
             raise

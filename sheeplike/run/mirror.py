@@ -82,7 +82,8 @@ class Mirror:
                 self._check_owner()
             if here and (not there or there[-1] <= here[-1]):
                 return
-            for name in [] if here else _SMALL:
+            # Without its configuration, a directory that a cut leaves behind would be no run.
+            for name in [] if here else (CONFIG_FILE, STARTS, METRICS):
                 write_atomically(self.run_dir / name, self._fs.cat_file(f"{self._root}/{name}"))
             for step in there:
                 ranks = list(enumerate(self._manifests(step)))
@@ -148,7 +149,8 @@ class Mirror:
             raise CommandError(f"checkpoint.mirror={self.url} holds another {min(others)}: expected an empty place")
         own = (self.run_dir / STARTS).read_bytes()
         with suppress(FileNotFoundError):
-            if not own.startswith(self._fs.cat_file(f"{self._root}/{STARTS}")):
+            # A place without a checkpoint belongs to no run.
+            if self._steps() and not own.startswith(self._fs.cat_file(f"{self._root}/{STARTS}")):
                 what = "belongs to another run, or to this one as it went on elsewhere"
                 expected = "another place, or an empty run_dir and resume=auto to go on from there"
                 raise CommandError(f"checkpoint.mirror={self.url} {what}: expected {expected}")

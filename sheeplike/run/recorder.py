@@ -70,7 +70,6 @@ class Recorder:
         self.metrics.add(metrics)
         if not self.updated:
             self.updated = True
-            self.logger.each(lambda sink: sink.add_charts(metrics))
             self.progress.stage("")
             self.progress.note(f"first gradient step {time.monotonic() - STARTED:.0f} s after the start")
 

@@ -176,10 +176,7 @@ def stoppable(*, ready: bool = False) -> Iterator[StopRequest]:
     finally:
         for signum, handler in request._before.items():
             # A handler in C is None here, and Python cannot restore it.
-            handler = signal.SIG_DFL if handler is None else handler
-            if request() and request.settled and handler in (signal.SIG_DFL, end_at_once):
-                handler = signal.SIG_IGN  # the process is about to end, with a status that says that all is saved
-            signal.signal(signum, handler)
+            signal.signal(signum, signal.SIG_DFL if handler is None else handler)
 
 
 def _write(text: str) -> None:

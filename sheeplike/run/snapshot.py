@@ -224,6 +224,7 @@ def restore(
     dealt = "shares" in parts
     if dealt:
         parts = deal(parts["shares"], agent, envs, ranks)
+    whole = not dealt or envs.first_env is not None  # only worlds with numbers can be dealt
     monitor, loop = parts["monitor"], parts["loop"]
     counters = loop["counters"]
     most = config.agent.updates(0, start + config.env.num_envs, config.env.num_envs)
@@ -239,7 +240,10 @@ def restore(
         agent.history.columns = slice(None)
     if checkpoint.HISTORY in parts:
         parts[checkpoint.HISTORY].copy_to(agent.history)
-    envs.load_state_dict(parts["envs"])
+    if whole:
+        envs.load_state_dict(parts["envs"])
+    else:
+        envs.reset(seed=ranks.seed(config.seed + start))
     recorder.episodes.load_state_dict(monitor["episodes"])
     recorder.metrics.load_state_dict(monitor["metrics"])
     recorder.latest = {str(name): float(value) for name, value in monitor["latest"].items()}
@@ -247,8 +251,8 @@ def restore(
     player = agent.player(envs.num_envs, explore=True)
     player.load_state_dict(loop["player"])
     step = _step(loop["step"], envs)
-    if not envs.exact_resume:
-        # These worlds cannot be restored: this step is the last of their episodes.
+    if not (whole and envs.exact_resume):
+        # These worlds are not restored: this step is the last of their episodes.
         step.is_last = torch.ones_like(step.is_last)
     if not dealt:
         set_random_state(parts["rng"])
@@ -287,7 +291,8 @@ def deal(shares: Sequence[Mapping[str, Any]], agent: Agent, envs: VectorEnv, ran
     parts["agent"] |= {name: join(("agent", name)) for name in agent.world_state}
     if "generator" in parts["agent"]:
         parts["agent"]["generator"] = agent.generator.get_state()
-    parts["envs"] = join(("envs",))
+    if envs.first_env is not None:
+        parts["envs"] = join(("envs",))
     parts["loop"] = {"counters": shares[0]["loop"]["counters"], "step": join(("loop", "step"))}
     parts["loop"]["player"] = join(("loop", "player"))
     if agent.history is not None and "memory" in shares[0]:

@@ -430,6 +430,16 @@ def test_errors_of_a_function_itself_and_of_later_calls_are_raised() -> None:
     assert compilation.fused
 
 
+def test_a_program_may_have_many_variants_of_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    compile = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **_: compile(f, fullgraph=True, dynamic=False, backend="eager"))
+    compilation = Compilation("inductor", torch.device("cpu"))
+    double = compilation.kernels(lambda x: 2 * x.tanh())
+    for size in range(1, 13):
+        double(torch.zeros(size))
+    assert compilation.fused
+
+
 def test_off_leaves_functions_as_they_are() -> None:
     plain = Compilation("off", torch.device("cpu"))
     assert plain.kernels(len) is len

@@ -195,6 +195,15 @@ def test_a_loss_is_higher_not_better(compared, two_agents):
     assert result.rows["ppo"]["highest"] == "1"
 
 
+def test_a_loss_named_like_a_score_is_a_loss(compared, two_agents, refused):
+    for file in Path(two_agents).rglob("metrics.jsonl"):
+        file.write_text(file.read_text().replace("loss/dyn", "held_out/reward"))
+    result = compared(str(two_agents), "metric=held_out/reward")
+    assert "best" not in result.rows["ppo"]
+    assert " better " not in verdict(result, "dreamer_v3", "ppo")
+    assert refused(str(two_agents), "metric=held_out/reward", "threshold=1").names("threshold=1.0")
+
+
 def test_one_experiment(compared, trained):
     result = compared(str(trained({0: [1, 2]})))
     assert "P(dreamer" not in result.output

@@ -4,7 +4,8 @@
 
 The agent is ``random``, ``dreamer_v3`` or ``plan2explore``; the numbers are seed and policy steps. A state is the
 agent's cell and direction: there are 1,040. Every 500 policy steps ``to.json`` gets the number of different states
-visited, and how often the goal was reached; evaluations, off unless an override sets ``eval.every``, count too.
+visited, and how often the goal was reached, both without evaluations. Those are off unless an override sets
+``eval.every``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,13 @@ goals: list[float] = []
 
 
 class FixedFourRooms(FourRoomsEnv):
-    """FourRooms with one layout, in which each state is counted."""
+    """FourRooms with one layout, in which each state is counted until :attr:`counts` is False."""
+
+    counts = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = type(self).counts
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
         found = super().reset(seed=LAYOUT, options=options)
@@ -36,11 +43,13 @@ class FixedFourRooms(FourRoomsEnv):
     def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         found = super().step(action)
         self._count()
-        goals.extend([found[1]] if found[1] else [])
+        if self.counts and found[1]:
+            goals.append(found[1])
         return found
 
     def _count(self) -> None:
-        visited.add((int(self.agent_pos[0]), int(self.agent_pos[1]), int(self.agent_dir)))
+        if self.counts:
+            visited.add((int(self.agent_pos[0]), int(self.agent_pos[1]), int(self.agent_dir)))
 
 
 gymnasium.registry[ID].entry_point = FixedFourRooms
@@ -68,6 +77,7 @@ def train(agent: str, seed: int, steps: int, overrides: list[str], note: Callabl
     with sheeplike.init(*job, f"total_steps={steps}", "video_every=null", *overrides) as run:
         visited.clear()  # the first steps, which only warm up, do not count
         goals.clear()
+        FixedFourRooms.counts = False  # worlds made from now on are those of evaluations
         while not run.over:
             run.iterate(EVERY)
             note()

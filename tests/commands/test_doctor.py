@@ -70,6 +70,7 @@ def test_a_line_for_each_check_and_a_report(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JAX_OF_A_TEST", "1")
+    monkeypatch.setenv("NVIDIA_API_KEY", "do-not-tell")
     main(["doctor", *LIGHT])
     *lines, _, summary, saved = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in lines] == [["ok", name] for name in LIGHT]

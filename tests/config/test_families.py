@@ -13,7 +13,6 @@ import pytest
 from sheeplike.__main__ import main
 from sheeplike.config.compose import load
 from sheeplike.config.saved import to_yaml
-from sheeplike.config.schema import headlines
 from sheeplike.config.sources import Sources
 from sheeplike.envs.gym import options
 from sheeplike.options import CommandError
@@ -134,17 +133,6 @@ def test_a_comparison_tells_them_apart(
     assert "minigrid MiniGrid-Empty-8x8-v0" in error
     main(["compare", str(tmp_path / "run_1")])
     assert "minigrid MiniGrid-Empty-8x8-v0" in capsys.readouterr().out
-
-
-def test_the_table_of_runs_has_the_id() -> None:
-    columns, values = headlines(compose("exp=ppo", "env=minigrid", "env.id=MiniGrid-Empty-8x8-v0"))
-    assert (values["env.name"], values["env.id"]) == ("minigrid", "MiniGrid-Empty-8x8-v0")
-    others, values = headlines(compose("exp=dreamer_v3", "env=cartpole_balance", "randomization=none", "seed=3"))
-    assert others == columns
-    assert "env.id" not in values
-    assert values["randomization"] == "none"
-    assert (columns["seed"], values["seed"]) == (float, 3)
-    assert (columns["env.image_size"], values["env.image_size"]) == (str, "48")
 
 
 def test_what_renders_an_environment_of_gymnasium_is_looked_for_before_anything_is_loaded(refused, monkeypatch):

@@ -151,6 +151,31 @@ def test_ends_of_both_kinds_and_memory_made_afresh(drone):
     assert kinds == {"terminated", "truncated"}
 
 
+class Sensing(Drone):
+    """The drone, which always begins at rest, with numbers that the kinematics alone leave as they were."""
+
+    episode_length = 3
+    scene = SCENE.replace("</mujoco>", '<sensor><framelinvel objtype="body" objname="drone"/></sensor></mujoco>')
+
+    def reset(self, key, data):
+        data, memory = super().reset(key, data)
+        return data.replace(qpos=jnp.ones(1), qvel=jnp.zeros(1)), memory
+
+    def observe(self, data, memory):
+        return {"sensors": data.sensordata, "centre": data.subtree_com[1], "force": data.qfrc_bias}
+
+
+def test_no_field_of_a_first_observation_is_of_the_old_episode(physics):
+    env = MjxVectorEnv(Sensing(), num_envs=2, simulation=SimulationOptions(renderer="none", physics=physics))
+    first, _ = env.reset(seed=0)
+    seen = [env.step(torch.ones(2, 1)) for _ in range(4)]
+    assert seen[2][3].all()
+    assert (seen[2][0]["sensors"][:, 2] > 0).all()
+    for name, value in first.items():
+        torch.testing.assert_close(seen[3][0][name], value, rtol=0, atol=0)
+    env.close()
+
+
 def test_variation_is_drawn_anew_for_each_episode_and_only_then(drone):
     obs, _ = drone.reset(seed=0)
     colours = set()

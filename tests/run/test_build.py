@@ -259,6 +259,15 @@ def test_a_cluster_that_starts_several_tasks_changes_nothing(monkeypatch: pytest
     assert (fabric.world_size, fabric.device.type) == (1, "cpu")
 
 
+@pytest.mark.usefixtures("trouble")
+def test_a_run_does_not_learn_as_the_one_before_it_in_the_program() -> None:
+    config = load([*JOB, "fabric.accelerator=cpu"], Sources()).config
+    launch(config.replace(fabric=FabricOptions(accelerator="cpu", precision="bf16-mixed", deterministic=True)))
+    assert (torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()) == ("high", True)
+    launch(config)
+    assert (torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()) == ("highest", False)
+
+
 @pytest.mark.parametrize(
     ("accelerator", "key", "expected"),
     [

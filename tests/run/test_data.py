@@ -237,6 +237,14 @@ def test_more_steps_than_the_replay_holds(run):
         pass
 
 
+def test_pieces_too_short_for_a_sequence(run):
+    """80 steps for 32 worlds would be three in a row for each."""
+    with pytest.raises(CommandError, match=r"data\.fraction"):
+        run("prefill", "run", "env.num_envs=32", "total_steps=800")
+    with run("share", "other", "env.num_envs=32", "total_steps=800"):
+        pass
+
+
 def test_no_files(tmp_path):
     with pytest.raises(CommandError, match="nowhere"):
         sheeplike.init(*JOB, f"data.path={tmp_path / 'nowhere'}", f"run_dir={tmp_path / 'run'}")

@@ -76,6 +76,13 @@ def test_a_piece_is_a_whole_number_of_steps(every: object, begin: Callable[..., 
         run.iterate(every)
 
 
+def test_the_threads_of_a_run_are_its_own(begin: Callable[..., Experiment]) -> None:
+    before = torch.get_num_threads()
+    with begin(*PPO_JOB, *GYM, f"fabric.threads={before + 1}"):
+        assert torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before
+
+
 def test_a_program_drives_a_run(begin: Callable[..., Experiment]) -> None:
     """Pieces with evaluations in between give the same numbers as in one go."""
     with begin(*PPO_JOB, *CARTPOLE, "eval.episodes=1") as run:

@@ -34,6 +34,7 @@ from sheeplike.memory import SequenceReplay
 from sheeplike.options import CommandError, InvalidOption
 from sheeplike.run.layout import checkpoint_steps, place_of
 from sheeplike.run.mirror import Mirror
+from sheeplike.run.run_dir import plan
 
 JOB = ("exp=ppo", "env=cartpole_balance")
 SPEC = {"image": ((4, 4), torch.uint8), "is_first": ((), torch.bool), "is_last": ((), torch.bool)}
@@ -411,6 +412,29 @@ def test_a_connection_that_is_cut_during_a_download_is_taken_up_again(
     assert_same_checkpoint(run.run_dir, empty, 20)
 
 
+@pytest.mark.parametrize("name", ["config.yaml", "starts.jsonl", "metrics.jsonl"])
+def test_a_first_download_that_was_cut_is_taken_up_again(
+    name: str, begin: Callable[..., Copied], faulty: type[Faulty], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = begin(url="faulty://bucket/x")
+    run.copied(10)
+    place = run.run_dir.with_name("empty")
+    job = [*JOB, f"checkpoint.mirror={run.mirror.url}", "resume=auto", f"run_dir={place}"]
+    place.mkdir()
+    read = faulty.cat_file
+
+    def cut(self: Faulty, path: str, **kwargs: Any) -> bytes:
+        if path.endswith(name):
+            raise ConnectionResetError("cut")
+        return read(self, path, **kwargs)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(faulty, "cat_file", cut)
+        with pytest.raises(CommandError, match="cut"):
+            Mirror(run.mirror.url, place).download()
+    assert plan(job).resume
+
+
 def test_a_download_that_was_stopped_is_completed_before_the_run_goes_on(begin: Callable[..., Copied]) -> None:
     """Otherwise the next copy would remove there what is not here, such as the best checkpoint."""
     run = begin()
@@ -493,6 +517,14 @@ def test_the_copies_of_another_run_are_left_alone(
     before = contents(run.run_dir)
     run.mirror.download()
     assert contents(run.run_dir) == before
+
+
+def test_a_place_without_a_checkpoint_is_nobodys(begin: Callable[..., Copied], tmp_path: Path) -> None:
+    run, other = begin(), begin("other")
+    run.copied(10)
+    (tmp_path / f"bucket/here/checkpoints/step_{10:012d}.json").unlink()
+    other.copied(20)
+    assert_same_checkpoint(other.run_dir, download(other), 20)
 
 
 def test_of_two_runs_that_begin_there_at_once_one_is_told_so(

@@ -249,7 +249,7 @@ def test_worlds_and_replay_are_dealt_anew(before: int, after: int, make_agent: C
 
     shares = [share(rank) for rank in range(before)]
     agent = make_agent(num_envs=worlds // after, replay_size=worlds // after * 60)
-    fake = SimpleNamespace(num_envs=worlds // after)
+    fake = SimpleNamespace(num_envs=worlds // after, first_env=0)
     fresh = set()
     for rank in range(after):
         parts = snapshot.deal(shares, agent, fake, Ranks(rank, after))
@@ -261,6 +261,15 @@ def test_worlds_and_replay_are_dealt_anew(before: int, after: int, make_agent: C
             assert torch.equal(shares[number]["envs"]["a"][taken], own[place])
         fresh |= {(int(own[world]), start) for world, start in parts["memory"]["replay"]["fresh"]}
     assert fresh == {(world, start) for world in range(worlds) for start in (0, 7)}
+
+
+def test_worlds_without_numbers_begin_anew(make_agent: Callable[..., Any]) -> None:
+    """Their states, such as a generator's, cannot be divided."""
+    envs = {"generator": torch.Generator().get_state()}
+    share = {"agent": {"modules": 0}, "monitor": {"episodes": {}}, "envs": envs}
+    share["loop"] = {"counters": {}, "step": {"obs": {}}, "player": {}}
+    agent, fake = make_agent(num_envs=4), SimpleNamespace(num_envs=4, first_env=None)
+    assert "envs" not in snapshot.deal([share, share], agent, fake, Ranks(0, 1))
 
 
 def test_a_rank_with_other_numbers_is_named() -> None:

@@ -275,6 +275,12 @@ def test_a_directory_without_a_checkpoint_is_free(begun, sheeplike, resume):
     }
 
 
+def test_a_kill_while_the_configuration_is_written_leaves_the_directory_free(sheeplike):
+    DEFAULT.mkdir(parents=True)
+    (DEFAULT / ".config.yaml.4711").touch()
+    assert not sheeplike(*JOB, "resume=auto").runs[0].resume
+
+
 def test_a_directory_without_a_checkpoint_is_not_free_for_another_run(begun, refused):
     begun(*JOB, checkpoint=False)
     assert "agent.batch_size 16 -> 8" in refused(*JOB, f"run_dir={DEFAULT}", "agent.batch_size=8")

@@ -109,6 +109,15 @@ def test_nobody_is_told_where_the_handlers_were_the_systems_own(exits: list[int]
     assert exits == []
 
 
+def test_the_next_run_of_a_program_can_be_stopped_too(exits: list[int]) -> None:
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        with stoppable(ready=True) as stop:
+            send(signum)
+            assert stop()
+            stop.settled = True
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
 def test_what_is_ignored_stays_ignored(exits: list[int]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with stoppable() as stop:

@@ -47,12 +47,12 @@ class ActorCritic(nn.Module):
     """Policy, value, slow value and the scale of returns.
 
     Args:
-        unit: of the rewards; returns are divided by at least as much.
+        unit: of the rewards, by default that of ``reward_scaling``; returns are divided by at least as much.
     """
 
-    def __init__(self, features: int, codec: ActionCodec, config: DreamerV3Config, unit: float = 1.0) -> None:
+    def __init__(self, features: int, codec: ActionCodec, config: DreamerV3Config, unit: float | None = None) -> None:
         super().__init__()
-        units = config.widths.units
+        units, unit = config.widths.units, unit or 1 / config.reward_scaling
         self.policy = Policy(features, codec, units, unimix=config.policy_unimix)
         self.value = TwoHotHead(features, units, layers=3, unit=unit)
         # It starts with the same weights. It regularises the fast critic and is no target network.

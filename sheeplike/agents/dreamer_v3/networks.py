@@ -54,7 +54,7 @@ class DreamerNetworks(PolicyNetworks):
     def make_modules(self) -> dict[str, nn.Module]:
         """Return the networks by name."""
         world_model = WorldModel(self.keys, self.codec.width, self.config, predicted=self.predicted)
-        actor_critic = ActorCritic(world_model.rssm.features, self.codec, self.config, 1 / self.config.reward_scaling)
+        actor_critic = ActorCritic(world_model.rssm.features, self.codec, self.config)
         return {"world_model": world_model, "actor_critic": actor_critic}
 
     def initial(self, num_envs: int) -> dict[str, Tensor]:

@@ -124,13 +124,17 @@ class Simulator:
             randomization = Randomization(lines, task.model, self._model, cameras=cameras, randomize=randomize)
         self.randomization = randomization
         memory, self.vector_shapes, self._outcome = self._check_task()
-        if lacking := self.physics.lacks(randomization, self._leaves_read(memory)):
+        read = self._leaves_read(memory)
+        if lacking := self.physics.lacks(randomization, read):
             if asked != "auto":
                 raise ValueError(f"physics={asked!r}: {task.name} needs {lacking}; nearest: 'warp'")
             self._use(make_physics("warp", task, num_envs=num_envs, device=device))
             self.warnings.append(f"{task.name} needs {lacking}: physics=warp steps it, slowly on a CPU")
         if not self.physics.derives_constants:
             self.warnings += randomization.warnings
+        # A reset leaves in all other fields what the old episode computed there.
+        ready = self._resets or {*INPUTS, *POSES}.issuperset(read)
+        self._refresh = self.physics.kinematics if ready else self.physics.forward
         self._varied_fields = tuple(jax.eval_shape(randomization.sample, jax.random.key(0)).model)
         self.physics.vary(self._varied_fields)
         renderer.vary(self._varied_fields)
@@ -280,7 +284,7 @@ class Simulator:
                 if (stepped := getattr(data, name)).size
             }
         )
-        data = self.physics.kinematics(model, data)
+        data = self._refresh(model, data)
 
         if self._resets:
             memory, vectors = _where(reset, (first_memory, first_vectors), (outcome.memory, dict(vectors)))

@@ -218,6 +218,12 @@ def test_slow_critic_begins_as_a_copy_that_shares_no_memory_and_is_not_trained()
         assert fast.requires_grad
 
 
+def test_returns_have_the_unit_of_rewards() -> None:
+    config = DreamerV3Config(size="1m", reward_scaling=10.0)
+    critic = ActorCritic(20, ActionCodec(spaces.Discrete(3)), config)
+    assert critic.return_scale.limit == 0.1
+
+
 @pytest.mark.parametrize("unimix", [0.0, 0.01])
 def test_discrete_policy_has_the_unimix_it_was_given(unimix: float) -> None:
     policy = Policy(8, ActionCodec(spaces.Discrete(4)), 16, unimix=unimix)

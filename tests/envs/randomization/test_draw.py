@@ -243,19 +243,6 @@ def test_names_leave_out_what_is_marked():
     assert {i for i in range(SCENE.ngeom) if kept[i]} == {geom("box"), geom("left_pad"), geom("right_pad")}
 
 
-def test_materials_go_by_name():
-    xml = """<mujoco><asset><material name="wood"/><material name="steel"/></asset>
-      <worldbody><body><geom name="g" size=".1" material="wood"/></body></worldbody></mujoco>"""
-    scene = mujoco.MjModel.from_xml_string(xml)
-    line = {"m": spec("geom_matid", "set", {"choice": ["steel"]})}
-    model = mjx.put_model(scene, impl="warp")
-    variation = jax.jit(Randomization(line, scene, model).sample)(jax.random.key(0))
-    assert variation.model["geom_matid"].tolist() == [1]
-    assert variation.model["geom_matid"].dtype == np.int32
-    with pytest.raises(InvalidOption, match=r"choice=stel.*nearest: .*steel"):
-        Randomization({"m": spec("geom_matid", "set", {"choice": ["stel"]})}, scene, model)
-
-
 def test_nominal_colours_are_those_that_are_seen():
     xml = """<mujoco><asset><material name="red" rgba="1 0 0 1"/></asset><worldbody><body>
       <geom name="painted" size=".1" material="red"/></body></worldbody></mujoco>"""

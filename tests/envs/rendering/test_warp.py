@@ -240,11 +240,10 @@ CLOTH = """
 """
 
 
-def test_flexes_are_not_taken_for_geoms():
+def test_flexes_are_refused():
     cloth = mujoco.MjModel.from_xml_string(CLOTH)
-    assert WarpRenderer(cloth, SimulationOptions(depth=True), num_envs=1).image_sizes == {"above": (64, 64)}
-    with pytest.raises(ValueError, match="segmentation"):
-        WarpRenderer(cloth, SimulationOptions(segmentation=True), num_envs=1)
+    with pytest.raises(ValueError, match="flexes"):
+        WarpRenderer(cloth, SimulationOptions(), num_envs=1)
 
 
 @pytest.mark.gpu

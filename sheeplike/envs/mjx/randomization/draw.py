@@ -269,10 +269,7 @@ def _bound(line: Line, targets: tuple[Target, ...], scene: mujoco.MjModel) -> _B
     one_for_all = line.shares("components") or len(targets) > 1
     r = 1 if line.shares("elements") else max(counts)
     c = 3 if line.operation in ("rotate", "aim") else 1 if one_for_all else max(widths)
-    parameters = [
-        tuple(number(line, value, scene) for value in (entry if isinstance(entry, tuple) else (entry,)))
-        for entry in line.parameters
-    ]
+    parameters = [entry if isinstance(entry, tuple) else (entry,) for entry in line.parameters]
     width = 1 if line.operation == "rotate" else c
     for entry in parameters:
         if len(entry) not in (1, width):
@@ -412,14 +409,3 @@ def unfit_index(targets: Sequence[Target], values: np.ndarray, scene: mujoco.MjM
             if value != int(value) or not least <= value < count:
                 return float(value), f"whole numbers from {least} to {count - 1} for {path}"
     return None
-
-
-def number(line: Line, value: float | str, scene: mujoco.MjModel) -> float:
-    """Return a number, or the index of the material of this name."""
-    if not isinstance(value, str):
-        return value
-    names = [scene.material(i).name for i in range(scene.nmat)]
-    if "geom_matid" not in line.field or value not in names:
-        expected = f"numbers, or for geom_matid a material: {', '.join(names) or 'this scene has none'}"
-        raise line.invalid("numbers", value, expected, names)
-    return float(names.index(value))

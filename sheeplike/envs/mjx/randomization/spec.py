@@ -29,8 +29,7 @@ DISTRIBUTIONS = {
 PIXELS = "pixels"  # pseudo-field: a camera's frames, values in [0, 1]; `scale` is brightness, `add` an offset
 DELAY = "action.delay"  # pseudo-field: control steps before an action takes effect
 
-Number = float | str
-Numbers = Number | tuple[Number, ...]
+Numbers = float | tuple[float, ...]
 Lines = Mapping[str, Mapping[str, Any]]
 
 
@@ -46,10 +45,7 @@ class LineConfig(Options):
 
 
 class Line(LineConfig):
-    """A line whose distribution is parsed: ``kind`` is one of ``DISTRIBUTIONS``; ``choice`` has a parameter per value.
-
-    A parameter that is a string names a material.
-    """
+    """A line whose distribution is parsed: ``kind`` is one of ``DISTRIBUTIONS``; a choice has several parameters."""
 
     name: str
     kind: str
@@ -131,9 +127,7 @@ def _distribution(name: str, given: Any) -> tuple[str, tuple[Numbers, ...]]:
 
 
 def _numbers(name: str, key: str, value: Any, expected: str, *, choice: bool) -> Numbers:
-    """Return a number, or several as a tuple; a choice may also have a name, or a truth value as a number."""
-    if choice and isinstance(value, str):
-        return value
+    """Return a number, or several as a tuple; a choice may also have a truth value as a number."""
     if _is_number(value) or (choice and isinstance(value, bool)):
         return float(value)
     if isinstance(value, Sequence) and not isinstance(value, str) and value and all(map(_is_number, value)):

@@ -31,8 +31,8 @@ class WarpRenderer(Renderer):
     """
 
     def prepare(self) -> None:
-        if self.options.segmentation and self.model.nflex:
-            raise ValueError("env.segmentation=true: the scene has flexes, whose ids would be taken for those of geoms")
+        if self.model.nflex:
+            raise ValueError("the scene has flexes, which are not drawn: expected geoms alone")
         self._precomputed_rays, self._varied = True, frozenset()
         self.by_threads = self.device == "cpu"
         self._context = None
