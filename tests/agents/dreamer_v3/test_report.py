@@ -135,8 +135,8 @@ def test_a_dream_is_what_the_policy_imagines_from_the_end_of_a_sequence(agent: D
             latent = world.rssm.imagine(latent, critic.policy(latent.features).sample())
             painted = (world.decoder(latent)["pixels/wrist"] * 255).clamp(0, 255).to(torch.uint8)
             assert (painted.int() - model[t].int()).abs().max() <= 1, t
-            torch.testing.assert_close(traces["reward"][t], world.reward(latent.features).pred())
-            torch.testing.assert_close(traces["value"][t], critic.value(latent.features).pred())
+            torch.testing.assert_close(traces["reward"][t], world.reward(latent.features).pred(), rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(traces["value"][t], critic.value(latent.features).pred(), rtol=1e-4, atol=1e-5)
             goes_on = world.cont(latent.features).prob() / (1 - 1 / agent.config.horizon)
             torch.testing.assert_close(traces["continue"][t], goes_on.clamp(max=1))
     torch.set_rng_state(before)

@@ -90,7 +90,7 @@ PHYSICS = {
 }
 VISION = {
     "colour": (chosen("geom_rgba", "set", [0.0], of="floor", component=[0, 1, 2]), [1.0, 0.0, 0.5], [0.2, 0.4, 0.6]),
-    "material": (chosen("geom_matid", "set", ["red", "blue"], of="hull"), 1.0, 0.0),
+    "material": (chosen("geom_matid", "set", [0, 1], of="hull"), 1.0, 0.0),
     "camera": (chosen("cam_pos", "add", [0.0], of="above"), [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]),
     "turn": (chosen("cam_quat", "rotate", [0.0], of="above"), [0.0, 20.0, 0.0], [0.0, 0.0, 0.0]),
     "view": (scaled("cam_fovy"), 0.5, 1.0),
