@@ -201,24 +201,33 @@ class TwoHotBins(nn.Module):
     def __init__(self, bins: int = 255, unit: float = 1.0) -> None:
         super().__init__()
         half = symexp(torch.linspace(-20, 0, (bins - 1) // 2 + 1, dtype=torch.float32)) * unit
+        self.unit = unit
         self.register_buffer("values", torch.cat([half, -half[:-1].flip(0)]), persistent=False)
 
     def forward(self, logits: Tensor) -> TwoHot:
-        return TwoHot(logits, self.values)
+        return TwoHot(logits, self.values, self.unit)
 
 
 class TwoHot:
     """Distribution over fixed bins from logits ``(B, bins)``; ``bins`` ascend and are symmetric about their middle."""
 
-    def __init__(self, logits: Tensor, bins: Tensor) -> None:
+    def __init__(self, logits: Tensor, bins: Tensor, unit: float = 1.0) -> None:
         self.log_probs = F.log_softmax(logits.float(), -1)
-        self.bins = bins
+        self.bins, self.unit = bins, unit
 
     def pred(self) -> Tensor:
         """Return the mean ``(B,)``, summed in pairs from the middle: equal probabilities give exactly 0.0."""
         weighted = self.log_probs.exp() * self.bins
         middle = (self.bins.shape[0] - 1) // 2
         return weighted[..., middle] + (weighted[..., :middle].flip(-1) + weighted[..., middle + 1 :]).sum(-1)
+
+    def smooth_pred(self) -> Tensor:
+        """Return :meth:`pred` with the gradient of ``symexp(E[symlog(bin)])``, the mean of DreamerV3's first version.
+
+        The gradient of the mean itself is noise until the far bins have lost their probability: they are up to 4.85e8.
+        """
+        smooth = symexp((self.log_probs.exp() * symlog(self.bins / self.unit)).sum(-1)) * self.unit
+        return self.pred().detach() + (smooth - smooth.detach())
 
     def loss(self, target: Tensor) -> Tensor:
         """Return the cross entropy ``(B,)`` with targets ``(B,)``, each split linearly between its two nearest bins."""

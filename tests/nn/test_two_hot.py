@@ -120,3 +120,24 @@ def test_bfloat16_logits_are_worked_out_in_float32() -> None:
     exact = logits.double() - logits.double().logsumexp(-1, keepdim=True)
     np.testing.assert_allclose(dist.log_probs, exact, atol=1e-5)
     assert torch.equal(TwoHotBins()(torch.zeros(3, 255).bfloat16()).pred(), torch.zeros(3))
+
+
+@pytest.mark.parametrize("unit", [1.0, 0.1])
+def test_the_smooth_mean_has_the_value_of_the_mean_and_no_gradient_of_far_bins(unit: float) -> None:
+    head = TwoHotBins(unit=unit)
+    centre = 150  # a prediction of about 34 units
+    near = -(torch.arange(255.0) - centre).square()
+    noise = 0.01 * torch.randn(255, generator=torch.Generator().manual_seed(0))
+
+    def gradients(logits: torch.Tensor) -> list[torch.Tensor]:
+        logits = logits.requires_grad_()
+        dist = head(logits)
+        assert torch.equal(dist.smooth_pred(), dist.pred())
+        means = dist.pred(), dist.smooth_pred()
+        return [torch.autograd.grad(mean, logits, retain_graph=True)[0] for mean in means]
+
+    plain, smooth = gradients(near)
+    assert float(torch.cosine_similarity(plain, smooth, 0)) > 0.99
+    plain, smooth = gradients(noise)
+    assert float(plain.norm()) > 1e6 * unit
+    assert float(smooth.norm()) < 10 * unit

@@ -174,7 +174,7 @@ def imagination_loss(
     log_prob, entropy = scored.log_prob(action.detach())[:, :-1], policy.entropy()[:, :-1]
     advantage = None
     if through is not None:
-        bootstrap = through.pred()
+        bootstrap = through.smooth_pred()
         advantage = lambda_return(torch.zeros_like(cont), 1 - cont, reward, bootstrap, 1.0, return_lambda)
         advantage = dynamics * (advantage - bootstrap[:, :-1])
     # REINFORCE for discrete and continuous actions alike.

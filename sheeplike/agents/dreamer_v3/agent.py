@@ -435,7 +435,8 @@ class DreamerV3(Agent):
 
     def imagined_reward(self, features: Tensor, actions: Tensor) -> Tensor:
         """Return the reward for arriving at each imagined state, ``(B * T, I + 1)``."""
-        return self.dreamt.reward(features).pred()
+        reward = self.dreamt.reward(features)
+        return reward.smooth_pred() if features.requires_grad else reward.pred()
 
     def report(self) -> tuple[dict[str, Tensor], dict[str, Prediction]]:
         """Predict replayed sequences open-loop: metrics, and the images of each camera."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from sheeplike.agents.dreamer_v3 import DreamerV3, DreamerV3Config
 from sheeplike.agents.dreamer_v3.actor_critic import lambda_return
 from sheeplike.agents.dreamer_v3.world_model import barlow_loss
+from sheeplike.nn.distributions import TwoHot, symexp
 from sheeplike.options import InvalidOption
 
 
@@ -136,7 +137,13 @@ def test_dynamics_is_the_gradient_of_the_imagined_advantage(make) -> None:
         latent = world.rssm.imagine(latent, policy.mean + policy.std * torch.randn_like(policy.mean))
         features.append(latent.features)
     states = torch.stack(features, 1)
-    reward, cont, value = world.reward(states).pred(), world.cont(states).prob(), critic.value(states).pred()
+
+    def mean(two_hot: TwoHot) -> torch.Tensor:
+        """Return the mean with the gradient of that in symlog space."""
+        smooth = symexp((two_hot.log_probs.exp() * torch.linspace(-20, 20, 255)).sum(-1))
+        return two_hot.pred().detach() + smooth - smooth.detach()
+
+    reward, cont, value = mean(world.reward(states)), world.cont(states).prob(), mean(critic.value(states))
     returns = lambda_return(torch.zeros_like(cont), 1 - cont, reward, value, 1.0, agent.config.return_lambda)
     weight = torch.cumprod(cont, 1)[:, :-1].detach()
     expected = gradients(agent, -weight * (returns - value[:, :-1]) / spread.clamp_min(1.0))
