@@ -131,9 +131,9 @@ class ActionCodec:
             raise ValueError(f"action space {space}: expected at least one action")
 
     def to_env(self, action: Tensor) -> Tensor:
-        """``(N, A)`` to ``(N,)`` int64 if ``Discrete``, ``(N, K)`` int64 if ``MultiDiscrete``, else unchanged."""
+        """``(N, A)`` to ``(N,)`` int64 if ``Discrete``, ``(N, K)`` int64 if ``MultiDiscrete``, else clipped."""
         if not self.discrete:
-            return action
+            return action.clamp(-1, 1)
         parts = zip(action.split(self.classes, -1), self.starts, strict=True)
         indices = [part.argmax(-1) + start if start else part.argmax(-1) for part, start in parts]
         return torch.stack(indices, -1) if self.joint else indices[0]

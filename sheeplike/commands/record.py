@@ -21,7 +21,7 @@ class RecordOptions(TrainedOptions):
     """Keys of this command."""
 
     to: str | None = Field(None, description="directory of the recording; an existing one of the same task goes on")
-    seed: int = Field(1, ge=0, le=2**15 - 1, description="random seed; 0: the worlds of a run's evaluations")
+    seed: int = Field(100, ge=0, le=2**15 - 1, description="random seed; 0: the worlds of a run's evaluations")
     episodes: int = Field(100, ge=1, le=2**20, description="episodes that the recording is to have in all")
     format: Literal["npz", "minari", "lerobot"] = Field(
         "npz", description="npz: a file per episode; or a dataset of minari or of lerobot"

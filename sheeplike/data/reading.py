@@ -58,12 +58,16 @@ def read(path: Path, layout: str | None = None) -> Iterator[Episode]:
 def control_rate(path: Path, layout: str) -> float | None:
     """Return the steps per second of a dataset, or None if it does not tell."""
     minari = path / "data/metadata.json" if (path / "data").is_dir() else path / "metadata.json"
-    place = {"npz": path / FACTS, "lerobot": path / "meta/info.json", "minari": minari}.get(layout)
-    if place is None or not place.is_file():
-        return None
-    with expecting(place, "JSON with fps, the steps per second"):
-        facts = json.loads(place.read_text(encoding="utf-8"))
-        return None if layout == "minari" and "fps" not in facts else float(facts["fps"])  # others write none
+    places = {"lerobot": {path / "meta/info.json"}, "minari": {minari}}.get(layout, set())
+    places |= {file.parent / FACTS for file in _files(path, "npz")} if layout == "npz" else set()
+    rates = set()
+    for place in sorted(filter(Path.is_file, places)):
+        with expecting(place, "JSON with fps, the steps per second"):
+            facts = json.loads(place.read_text(encoding="utf-8"))
+            rates |= set() if layout == "minari" and "fps" not in facts else {float(facts["fps"])}  # others write none
+    if len(rates) > 1:
+        raise CommandError(f"data.path={path}: recordings of {sorted(rates)} steps per second; expected one rate")
+    return next(iter(rates), None)
 
 
 def require(module: str) -> Any:

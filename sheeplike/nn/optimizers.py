@@ -36,7 +36,7 @@ def _restore(name: str, ours: Tensor, saved: Any) -> None:
     found = tuple(saved.shape) if isinstance(saved, Tensor) else type(saved).__name__
     if found != tuple(ours.shape):
         raise ValueError(f"{name} of the optimizer is {found}: expected {tuple(ours.shape)}")
-    if name not in ("momentum", "exp_avg") and (saved < 0).any():
+    if name in ("lr", "step", "square", "exp_avg_sq") and (saved < 0).any():
         raise ValueError(f"{name} of the optimizer is negative")
     ours.copy_(saved)
 

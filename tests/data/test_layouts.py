@@ -130,6 +130,7 @@ def test_a_little_beyond_the_limits_is_cut(tmp_path):
 
 @pytest.mark.parametrize(("layout", "name"), [("npz", "recording.json"), ("lerobot", "meta/info.json")])
 def test_control_rate(layout, name, tmp_path):
+    (tmp_path / "episode.npz").touch()
     assert control_rate(tmp_path, layout) is None
     facts = tmp_path / name
     facts.parent.mkdir(exist_ok=True)
@@ -139,6 +140,17 @@ def test_control_rate(layout, name, tmp_path):
         facts.write_text(broken)
         with pytest.raises(CommandError, match=rf"{facts}.*fps"):
             control_rate(tmp_path, layout)
+
+
+def test_the_control_rate_of_recordings_below_and_of_one_file(tmp_path):
+    for name, rate in (("a", 20), ("b", 20)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "episode.npz").touch()
+        (tmp_path / name / "recording.json").write_text(f'{{"fps": {rate}}}')
+    assert control_rate(tmp_path, "npz") == control_rate(tmp_path / "b/episode.npz", "npz") == 20
+    (tmp_path / "b/recording.json").write_text('{"fps": 10}')
+    with pytest.raises(CommandError, match=r"10.*20"):
+        control_rate(tmp_path, "npz")
 
 
 def test_one_file_is_read_at_a_time(tmp_path, monkeypatch):

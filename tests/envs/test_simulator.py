@@ -158,11 +158,16 @@ class Sensing(Drone):
     scene = SCENE.replace("</mujoco>", '<sensor><framelinvel objtype="body" objname="drone"/></sensor></mujoco>')
 
     def reset(self, key, data):
-        data, memory = super().reset(key, data)
+        memory = Memory(jnp.zeros((), jnp.int32), data.xpos[1, 2])
         return data.replace(qpos=jnp.ones(1), qvel=jnp.zeros(1)), memory
 
     def observe(self, data, memory):
-        return {"sensors": data.sensordata, "centre": data.subtree_com[1], "force": data.qfrc_bias}
+        return {
+            "lowest": memory.lowest[None],
+            "sensors": data.sensordata,
+            "centre": data.subtree_com[1],
+            "force": data.qfrc_bias,
+        }
 
 
 def test_no_field_of_a_first_observation_is_of_the_old_episode(physics):
@@ -173,6 +178,21 @@ def test_no_field_of_a_first_observation_is_of_the_old_episode(physics):
     assert (seen[2][0]["sensors"][:, 2] > 0).all()
     for name, value in first.items():
         torch.testing.assert_close(seen[3][0][name], value, rtol=0, atol=0)
+    env.close()
+
+
+class Blind(Drone):
+    """The drone without vectors, and with a camera for films alone."""
+
+    film_camera = "above"
+
+    def observe(self, data, memory):
+        return {}
+
+
+def test_vectors_are_optional_and_the_camera_of_films_is_no_observation(physics):
+    env = MjxVectorEnv(Blind(), num_envs=1, image_size=8, simulation=SimulationOptions(physics=physics))
+    assert env.reset(seed=0)[0].keys() == env.step(torch.ones(1, 1))[0].keys() == {"pixels/eye"}
     env.close()
 
 

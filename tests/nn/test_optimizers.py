@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from sheeplike.nn.optimizers import LaProp, adam, update_slow
+from sheeplike.nn.optimizers import LaProp, RestoredInPlace, adam, update_slow
 
 
 class Reference:
@@ -195,6 +195,20 @@ def test_squares_and_counters_are_not_negative() -> None:
             saved["state"][0][name] -= 1
             with pytest.raises(ValueError, match=str(name)):
                 optimizer.load_state_dict(saved)
+
+
+def test_the_state_of_an_optimizer_of_ones_own_may_be_negative() -> None:
+    class Heavy(RestoredInPlace):
+        def __init__(self, params):
+            super().__init__(params, {"lr": 0.1})
+            for p in self.param_groups[0]["params"]:
+                self.state[p] = {"momentum_buffer": torch.full_like(p, -2.0)}
+
+    first, second = (Heavy([nn.Parameter(torch.ones(3))]) for _ in range(2))
+    second.param_groups[0]["params"][0].data.zero_()
+    second.state[second.param_groups[0]["params"][0]]["momentum_buffer"].zero_()
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    assert second.state[second.param_groups[0]["params"][0]]["momentum_buffer"].tolist() == [-2.0] * 3
 
 
 def test_update_slow_moves_a_fraction_in_place() -> None:

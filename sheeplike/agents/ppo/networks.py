@@ -175,9 +175,7 @@ class PPONetworks(PolicyNetworks):
 
     def to_env(self, action: Tensor) -> Tensor:
         """Return what the distribution drew, ``(N, A)``, as the environment takes it."""
-        if self.distribution == "tanh_normal":
-            return action.tanh()
-        return self.codec.to_env(action if self.distribution == "categorical" else action.clamp(-1, 1))
+        return action.tanh() if self.distribution == "tanh_normal" else self.codec.to_env(action)
 
     def update_norms(self, vectors: Mapping[str, Tensor], ranks: Ranks = ALONE) -> None:
         self.policy_trunk.update_norms(vectors, ranks)

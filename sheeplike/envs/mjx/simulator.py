@@ -270,7 +270,8 @@ class Simulator:
         if self._resets:
             first, first_memory, first_vectors = self._resets.begin(model, clean, reset_key, reset)
         else:
-            first, first_memory = task.reset(reset_key, clean, **settings)
+            # Not even what was computed in the old episode is handed to the task.
+            first, first_memory = task.reset(reset_key, self._clean(self._template, model), **settings)
         first_memory = replace_fields(first_memory, overrides.memory)
         # A diverged world is parked at the defaults until its reset: kinematics and renderer see finite numbers only.
         # Controls are checked too, since physics clamps a NaN to a limit and so hides that an action was one.
@@ -294,7 +295,7 @@ class Simulator:
             memory = _where(reset, memory, outcome.memory)
             vectors = dict(task.observe(data, memory))
         vectors = append_variation(vectors, variation)
-        finite = jnp.isfinite(outcome.reward) & jnp.stack([jnp.isfinite(v).all() for v in vectors.values()]).all()
+        finite = jnp.stack([jnp.isfinite(value).all() for value in (outcome.reward, *vectors.values())]).all()
         nonfinite = ~reset & (diverged | ~finite)
         alive = ~reset & ~nonfinite
         vectors = {name: jnp.where(nonfinite, 0.0, value) for name, value in vectors.items()}

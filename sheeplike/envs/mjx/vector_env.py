@@ -94,10 +94,13 @@ class MjxVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
         if jax.config.jax_enable_x64:
             raise ValueError("jax_enable_x64 is on: simulations are float32; leave JAX_ENABLE_X64 unset")
         start_warp()
-        if simulation.cameras is None and (cameras := getattr(task, "default_cameras", None)):
-            simulation = simulation.replace(cameras=cameras)
+        cameras = getattr(task, "default_cameras", None)
         if (film_camera := getattr(task, "film_camera", None)) is not None:
             resolve_cameras(task.model, (film_camera,))
+            names = [task.model.camera(number).name for number in range(task.model.ncam)]
+            cameras = cameras or [name for name in names if name != film_camera]
+        if simulation.cameras is None and cameras:
+            simulation = simulation.replace(cameras=cameras)
         if simulation.textures is None:
             simulation = simulation.replace(textures=getattr(task, "textures", False))
         make = RENDERERS.load(simulation.renderer, Renderer)

@@ -236,7 +236,6 @@ class Session:
             return
         obs = {key: np.stack([moment.obs[key] for moment in moments]) for key in self.here.obs}
         actions = torch.cat([*(moment.action for moment in moments[:-1]), self.neutral()])
-        actions = actions if self.model.codec.discrete else actions.clamp(-1, 1)
         reward = np.array([0.0, *(moment.reward for moment in moments[1:])], np.float32)
         facts = {"policy": "page", "success": self.here.success}
         episode = Episode(obs, actions.cpu().numpy(), reward, self.here.is_terminal, info=facts)
