@@ -27,6 +27,7 @@ from sheeplike.config.schema import to_data
 from sheeplike.config.sources import Sources
 from sheeplike.run.layout import FILES
 from sheeplike.run.run_dir import claim
+from sheeplike.trained.exported import DEMOS
 
 pytestmark = pytest.mark.usefixtures("workplace")
 
@@ -154,6 +155,17 @@ def test_what_is_no_file_and_no_directory_is_refused(
         assert str(name).split("/")[0] in error
         assert "Traceback" not in error
         assert (content(Path("victim")), content(mine)) == before
+
+
+@pytest.mark.parametrize("name", ["dream", "demonstrations"])
+def test_a_link_in_an_export_leads_no_episode_elsewhere(call: Callable[..., tuple[int, str, str]], name: str) -> None:
+    shutil.copytree(DEMOS / "franka_pick", "mine")
+    Path("victim").mkdir()
+    Path("mine", name).symlink_to(Path("victim").resolve())
+    status, output, error = call(*COMMANDS["dream"])
+    assert status == 2
+    assert f"mine/{name}" in error
+    assert "loading torch" not in output
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", ".lock"])

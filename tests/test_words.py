@@ -35,4 +35,4 @@ def test_what_trains_and_the_rest_have_their_ceilings() -> None:
         wing = "rest" if name in COMMANDS or name.partition("/")[0] in WINGS else "trains"
         lines[wing] += len(file.read_text(encoding="utf-8").splitlines())
     assert lines["trains"] <= 19_180
-    assert lines["rest"] <= 6_432
+    assert lines["rest"] <= 6_440

@@ -17,6 +17,7 @@ from sheeplike.commands import Request
 from sheeplike.config.compose import load_options
 from sheeplike.config.errors import as_command_errors, expand, require_writable
 from sheeplike.config.schema import Config
+from sheeplike.files import find_unusual
 from sheeplike.options import CommandError, explain_keys, keys_of
 from sheeplike.terminal import echo, info
 from sheeplike.trained import exported
@@ -50,6 +51,8 @@ def main(request: Request) -> None:
     run_dir, config, asked = open_trained(asked, "dream", RECORDINGS, world_model=True)
     if asked.to:
         require_writable("to", expand(asked.to).parent)
+    elif found := find_unusual(run_dir, DEMOS):  # a link could lead elsewhere
+        raise CommandError(f"run={run_dir}: {found}: expected a directory for episodes; nearest: to=<one of your own>")
     from sheeplike.inspection.dream.server import bind
 
     with bind(asked.port) as listening:

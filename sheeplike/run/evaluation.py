@@ -48,7 +48,7 @@ def play(
         torch.manual_seed(ranks.seed(seed))
         video_envs = min(envs.num_envs, VIDEO_ENVS) if video else 0
         if envs.first_env is None:  # worlds without numbers: other seeds for each rank
-            seed += ranks.rank * episodes
+            seed += ranks.rank * envs.num_envs
         options = {"sample": sample, "video_envs": video_envs, "ranks": ranks.size}
         return evaluate(agent, envs, episodes=episodes, seed=seed, **options)
 

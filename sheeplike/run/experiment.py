@@ -378,9 +378,8 @@ class Experiment:
                     saved = self.stop_requested.settled = True
             if saved and self.status:
                 mirror = [f"checkpoint.mirror={url}"] if (url := self.config.checkpoint.mirror) else []
-                again = shlex.join([f"resume={self.run_dir}", *mirror])
-                begin = "the same program and" if self._in_program else "python -m sheeplike"
-                info(f"saved; go on with: {begin} {again}")
+                again = f"python -m sheeplike {shlex.join([f'resume={self.run_dir}', *mirror])}"
+                info(f"saved; go on with: {'the same program and resume=auto' if self._in_program else again}")
         except Halted:
             halted = True
             raise

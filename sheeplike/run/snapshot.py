@@ -286,13 +286,16 @@ def deal(shares: Sequence[Mapping[str, Any]], agent: Agent, envs: VectorEnv, ran
         return torch.cat(cut, axis)
 
     parts = {name: shares[0][name] for name in ("agent", "monitor")}
-    if not ranks.first:  # they would be counted again
-        parts["monitor"] = parts["monitor"] | {"episodes": {"terms": (), "sums": None}}
+    if not ranks.first and (sums := parts["monitor"]["episodes"]["sums"]) is not None:  # they would be counted again
+        zeros = parts["monitor"]["episodes"] | {"sums": torch.zeros_like(sums)}
+        parts["monitor"] = parts["monitor"] | {"episodes": zeros}
     parts["agent"] |= {name: join(("agent", name)) for name in agent.world_state}
     if "generator" in parts["agent"]:
         parts["agent"]["generator"] = agent.generator.get_state()
     if envs.first_env is not None:
-        parts["envs"] = join(("envs",))
+        # Buffers that all worlds share, as Warp's do, follow from the rest at the next step.
+        own, dealt = envs.state_dict(), join(("envs",))
+        parts["envs"] = {k: x if np.shape(x) == np.shape(own[k]) else own[k] for k, x in dealt.items()}
     parts["loop"] = {"counters": shares[0]["loop"]["counters"], "step": join(("loop", "step"))}
     parts["loop"]["player"] = join(("loop", "player"))
     if agent.history is not None and "memory" in shares[0]:

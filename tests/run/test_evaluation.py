@@ -1,6 +1,7 @@
 """Intervals of an evaluation."""
 
 from math import nan
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,6 +9,8 @@ import torch
 from scipy import stats
 
 from sheeplike.loop import Evaluation
+from sheeplike.ranks import Ranks
+from sheeplike.run import evaluation
 from sheeplike.run.evaluation import mean_interval, summarize, wilson_interval
 
 
@@ -32,3 +35,16 @@ def test_success_is_summarized_where_there_is_any(success, rate):
     metrics = summarize(Evaluation(*numbers, {}, {}))
     assert metrics.get("eval/success_rate") == rate
     assert ("eval/success_lo" in metrics) == ("eval/success_hi" in metrics) == (rate is not None)
+
+
+def test_no_two_rounds_of_ranks_play_the_same_episodes(monkeypatch):
+    """Worlds without numbers draw from the seed of a round, and world ``i`` often from that seed plus ``i``."""
+    asked = {}
+    monkeypatch.setattr(evaluation, "evaluate", lambda *_, **options: asked.update(options))
+    envs = SimpleNamespace(num_envs=8, first_env=None, device=torch.device("cpu"))
+    drawn = []
+    for rank in range(2):
+        evaluation.play(None, envs, episodes=32, ranks=Ranks(rank, 2))
+        rounds = [asked["seed"] + start * asked["ranks"] for start in range(0, 32, envs.num_envs)]
+        drawn += [seed + world for seed in rounds for world in range(envs.num_envs)]
+    assert len(set(drawn)) == 64

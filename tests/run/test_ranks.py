@@ -245,16 +245,21 @@ def test_worlds_and_replay_are_dealt_anew(before: int, after: int, make_agent: C
         loop = {"counters": {}, "step": {"obs": {"state": own}}, "player": {"deter": own[:, None]}}
         replay = {"storage": {"deter": ring}, "added": steps, "fresh": fresh}
         parts = {"agent": {"modules": 0}, "monitor": {"episodes": {}}, "loop": loop, "envs": {"a": own, "seed": 3}}
+        parts["envs"]["shared"] = torch.ones(1)  # of all worlds, as contacts in Warp's physics
+        parts["monitor"]["episodes"] = {"terms": ["x"], "sums": torch.ones(8)}
         return parts | {"memory": {"replay": replay}, "history": rank}
 
     shares = [share(rank) for rank in range(before)]
     agent = make_agent(num_envs=worlds // after, replay_size=worlds // after * 60)
-    fake = SimpleNamespace(num_envs=worlds // after, first_env=0)
+    state = {"a": torch.zeros(worlds // after), "seed": 3, "shared": torch.zeros(1)}
+    fake = SimpleNamespace(num_envs=worlds // after, first_env=0, state_dict=lambda: state)
     fresh = set()
     for rank in range(after):
         parts = snapshot.deal(shares, agent, fake, Ranks(rank, after))
         own = numbers[rank * worlds // after :][: worlds // after]
         assert torch.equal(parts["envs"]["a"], own)
+        assert parts["envs"]["shared"].shape == (1,)
+        assert parts["monitor"]["episodes"]["sums"].sum() == (0 if rank else 8)
         assert torch.equal(parts["loop"]["step"]["obs"]["state"], own)
         assert torch.equal(parts["memory"]["replay"]["storage"]["deter"], own.expand(steps, -1).unsqueeze(-1))
         for number, taken, place in parts["histories"]:
