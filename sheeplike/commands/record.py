@@ -52,7 +52,8 @@ def main(request: Request) -> None:
     _, networks, envs = rebuild(run_dir, config, asked, randomize=asked.randomize)
     policy = find_policy(asked.policy, networks, envs, sample=(config.eval if asked.sample is None else asked).sample)
     spaces = {**envs.single_observation_space.spaces, "action": envs.single_action_space}
-    writer = Recording(place, facts_of(config, envs), asked.format, spaces)
+    played = config if asked.randomize else config.replace(randomization={})
+    writer = Recording(place, facts_of(played, envs), asked.format, spaces)
     try:
         returns, successes = record(policy, envs, writer, episodes=asked.episodes, seed=asked.seed, name=asked.policy)
     finally:

@@ -68,9 +68,9 @@ def test_order_of_lines_is_kept():
         ({"component": -1}, r"component=-1"),
         ({"component": [0, 0]}, r"each index once"),
         ({"shared": "element"}, r"shared=element.*elements, components"),
-        ({"field": "action.delay"}, r"distribution=.*whole control steps"),
-        ({"field": "action.delay", "distribution": {"choice": [0, 1.5]}}, r"whole control steps"),
-        ({"field": "action.delay", "distribution": {"choice": [0, -1]}}, r"whole control steps"),
+        ({"field": "action.delay"}, r"distribution=.*whole policy steps"),
+        ({"field": "action.delay", "distribution": {"choice": [0, 1.5]}}, r"whole policy steps"),
+        ({"field": "action.delay", "distribution": {"choice": [0, -1]}}, r"whole policy steps"),
         ({"field": "pixels"}, "operation=set"),
     ],
 )

@@ -27,7 +27,7 @@ DISTRIBUTIONS = {
 }
 
 PIXELS = "pixels"  # pseudo-field: a camera's frames, values in [0, 1]; `scale` is brightness, `add` an offset
-DELAY = "action.delay"  # pseudo-field: control steps before an action takes effect
+DELAY = "action.delay"  # pseudo-field: policy steps before an action takes effect
 
 Numbers = float | tuple[float, ...]
 Lines = Mapping[str, Mapping[str, Any]]
@@ -93,7 +93,7 @@ def _line(name: str, line: Any) -> Line:
     if DELAY in written.field:
         whole = all(_is_number(value) and value == int(value) >= 0 for value in parameters)
         if kind != "bernoulli" and not (kind == "choice" and whole):
-            expected = f"whole control steps for {DELAY}, such as {{choice: [0, 1, 2]}}"
+            expected = f"whole policy steps for {DELAY}, such as {{choice: [0, 1, 2]}}"
             raise invalid(name, "distribution", dict(written.distribution), expected)
     return Line(**dict(written), name=name, kind=kind, parameters=parameters)
 
