@@ -131,7 +131,7 @@ class ActionCodec:
             raise ValueError(f"action space {space}: expected at least one action")
 
     def to_env(self, action: Tensor) -> Tensor:
-        """``(N, A)`` to ``(N,)`` int64 if ``Discrete``, ``(N, K)`` int64 if ``MultiDiscrete``, else clipped."""
+        """Convert ``(N, A)`` to ``(N,)`` int64 if ``Discrete``, ``(N, K)`` int64 if ``MultiDiscrete``, else clipped."""
         if not self.discrete:
             return action.clamp(-1, 1)
         parts = zip(action.split(self.classes, -1), self.starts, strict=True)

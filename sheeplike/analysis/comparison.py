@@ -200,7 +200,11 @@ def _short(value: float, x: str) -> str:
 
 def _is_good(metric: str) -> bool:
     """Return True if more of it is better."""
-    return not metric.startswith(LOSSES) and any(word in metric for word in ("return", "success", "reward", "score"))
+    return (
+        not metric.startswith(LOSSES)
+        and "error" not in metric
+        and any(word in metric for word in ("return", "success", "reward", "score"))
+    )
 
 
 def _common(curves: Sequence[Curve], x: str) -> tuple[float, float]:

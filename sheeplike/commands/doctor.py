@@ -27,7 +27,7 @@ from sheeplike.tools.checks import CHECKS, examine
 
 # Prefixes of environment variables that the report lists.
 SETTINGS = ("CUBLAS", "CUDA", "JAX", "LD_LIBRARY", "MUJOCO", "NVIDIA", "OMP", "SHEEPLIKE", "TORCH", "WARP", "XLA")
-SECRETS = ("KEY", "TOKEN", "SECRET", "PASSWORD")  # endings of those that it does not
+SECRETS = ("KEY", "TOKEN", "SECRET", "PASSWORD")  # endings of names whose values it leaves out
 
 
 class DoctorOptions(Options):

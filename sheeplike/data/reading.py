@@ -64,7 +64,8 @@ def control_rate(path: Path, layout: str) -> float | None:
     for place in sorted(filter(Path.is_file, places)):
         with expecting(place, "JSON with fps, the steps per second"):
             facts = json.loads(place.read_text(encoding="utf-8"))
-            rates |= set() if layout == "minari" and "fps" not in facts else {float(facts["fps"])}  # others write none
+            if layout != "minari" or "fps" in facts:  # other programs write none
+                rates.add(float(facts["fps"]))
     if len(rates) > 1:
         raise CommandError(f"data.path={path}: recordings of {sorted(rates)} steps per second; expected one rate")
     return next(iter(rates), None)

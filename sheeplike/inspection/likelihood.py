@@ -96,14 +96,8 @@ def bounds(
         seen = {key: episodes.obs[key][rows, times] for key in model.observations}
         seen = {key: value.expand(most, *value.shape) for key, value in seen.items()}
         per_step = log_weights(model, here, seen)  # (K, steps)
-        found |= _summary("per_step", per_step, dimensions)
+        found |= {f"per_step_iwae_{k}": iwae_bound(per_step, k).mean().item() for k in SAMPLES}
+        found["per_step_nll"] = -found["per_step_iwae_1"]
+        found["per_step_nll_per_dimension"] = found["per_step_nll"] / dimensions
         found["per_step_observations"] = len(rows)
-    return found
-
-
-def _summary(name: str, log_weights: Tensor, dimensions: int) -> dict[str, float]:
-    """Average the bounds over the second axis of log-weights ``(K, ...)``."""
-    found = {f"{name}_iwae_{k}": iwae_bound(log_weights, k).mean().item() for k in SAMPLES}
-    found[f"{name}_nll"] = -found[f"{name}_iwae_1"]
-    found[f"{name}_nll_per_dimension"] = found[f"{name}_nll"] / dimensions
     return found

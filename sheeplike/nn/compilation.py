@@ -273,11 +273,11 @@ def _stack_scalars(outputs: list[Tensor], device: torch.device) -> Tensor:
     return torch.stack(scalars) if scalars else torch.zeros(0, device=device)
 
 
-def _failures() -> tuple[type[Exception], ...]:
+def _failures() -> type[Exception]:
     """Return the errors of torch.compile, imported only when there is one: it takes a second."""
-    from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+    from torch._dynamo.exc import TorchDynamoException
 
-    return TorchDynamoException, FailOnRecompileLimitHit
+    return TorchDynamoException
 
 
 def _kind(leaf: Tensor) -> tuple[torch.Size, torch.dtype]:

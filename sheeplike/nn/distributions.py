@@ -122,7 +122,7 @@ def categorical_kl(p: OneHotCategorical, q: OneHotCategorical) -> Tensor:
 class Normal:
     """Diagonal normal over actions: mean ``(B, A)``, std ``(B, A)`` or ``(A,)``.
 
-    Samples are not clipped to the bounds: the environment does that, so that log-probabilities stay right.
+    Samples are not clipped to the bounds, so that log-probabilities stay right; what an environment gets is.
     """
 
     def __init__(self, mean: Tensor, std: Tensor) -> None:

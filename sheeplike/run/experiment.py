@@ -102,7 +102,7 @@ class Experiment:
             sinks = [LOGGERS.load(name, Sink) for name in dict.fromkeys(config.logger)]
         with ExitStack() as stack:  # closes what was opened, should a later part fail
             self.stop_requested: StopRequest = stack.enter_context(stoppable(ready=in_program))
-            stack.callback(torch.set_num_threads, torch.get_num_threads())  # of the program's next run
+            stack.callback(torch.set_num_threads, torch.get_num_threads())  # the program's next run has its own
             with explain_oom(config):
                 # Device, threads and the other ranks.
                 fabric, self.ranks = launch_ranks(config, resume=planned.resume)

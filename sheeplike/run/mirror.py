@@ -82,7 +82,7 @@ class Mirror:
                 self._check_owner()
             if here and (not there or there[-1] <= here[-1]):
                 return
-            # Without its configuration, a directory that a cut leaves behind would be no run.
+            # The configuration comes first: a directory without it is no run, and would not be taken up again.
             for name in [] if here else (CONFIG_FILE, STARTS, METRICS):
                 write_atomically(self.run_dir / name, self._fs.cat_file(f"{self._root}/{name}"))
             for step in there:

@@ -121,7 +121,7 @@ def check(config: Config, run_dir: Path) -> Path:
     It is free if it is empty or holds an earlier attempt of this run without a checkpoint. A dry run replaces another.
     """
     require_writable("run_dir", run_dir, nearest="leave run_dir out, for one below logs/")
-    ours = (LOCK_FILE, f".{CONFIG_FILE}.")  # the second, with a number, is what a kill leaves of a configuration
+    ours = (LOCK_FILE, f".{CONFIG_FILE}.")  # a kill while the configuration is written leaves the second
     taken = run_dir.is_dir() and any(not entry.name.startswith(ours) for entry in run_dir.iterdir())
     if not taken or (config.dry_run and _holds_dry_run(run_dir)):
         return run_dir

@@ -98,7 +98,7 @@ class StopRequest:
 
     Attributes:
         ready: there is something to save; until then a signal ends the process at once.
-        settled: everything is saved; from then on no signal ends the process.
+        settled: everything is saved; until the end of :func:`stoppable` no further signal ends the process.
     """
 
     def __init__(self, *, ready: bool = False) -> None:

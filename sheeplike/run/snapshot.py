@@ -243,7 +243,7 @@ def restore(
     if whole:
         envs.load_state_dict(parts["envs"])
     else:
-        envs.reset(seed=ranks.seed(config.seed + start))
+        envs.reset(seed=ranks.seed(config.seed + start) % 2**31)  # these first frames are not learnt from
     recorder.episodes.load_state_dict(monitor["episodes"])
     recorder.metrics.load_state_dict(monitor["metrics"])
     recorder.latest = {str(name): float(value) for name, value in monitor["latest"].items()}
@@ -293,9 +293,10 @@ def deal(shares: Sequence[Mapping[str, Any]], agent: Agent, envs: VectorEnv, ran
     if "generator" in parts["agent"]:
         parts["agent"]["generator"] = agent.generator.get_state()
     if envs.first_env is not None:
-        # Buffers that all worlds share, as Warp's do, follow from the rest at the next step.
-        own, dealt = envs.state_dict(), join(("envs",))
-        parts["envs"] = {k: x if np.shape(x) == np.shape(own[k]) else own[k] for k, x in dealt.items()}
+        # Buffers that all worlds share, as some of Warp's, follow from the rest at the next step.
+        own, saved = envs.state_dict(), shares[0]["envs"]
+        of_worlds = {name for name, x in saved.items() if np.shape(x)[:1] in ((), (each,))}
+        parts["envs"] = {name: x if name in of_worlds else own[name] for name, x in join(("envs",)).items()}
     parts["loop"] = {"counters": shares[0]["loop"]["counters"], "step": join(("loop", "step"))}
     parts["loop"]["player"] = join(("loop", "player"))
     if agent.history is not None and "memory" in shares[0]:

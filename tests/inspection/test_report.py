@@ -163,7 +163,7 @@ def test_single_numbers_by_path() -> None:
 @pytest.mark.usefixtures("undrawn")
 def test_differences_are_not_rounded_away(tmp_path: Path) -> None:
     found = numbers(probes=False)
-    found["likelihood"]["policy"] |= {"window_iwae_16": -63714.7, "window_iwae_64": -63709.9, "window_steps": 16}
+    found["likelihood"]["policy"] |= {"per_step_iwae_16": -63714.7, "per_step_iwae_64": -63709.9, "dimensions": 16}
     page = Page(write(tmp_path, Findings(found, strips()), ABOUT)[0].read_text())
     assert {"-63,714.7", "-63,709.9", "16"} <= set(page.cells)
 

@@ -519,7 +519,7 @@ def test_the_copies_of_another_run_are_left_alone(
     assert contents(run.run_dir) == before
 
 
-def test_a_place_without_a_checkpoint_is_nobodys(begin: Callable[..., Copied], tmp_path: Path) -> None:
+def test_a_place_without_a_checkpoint_belongs_to_no_run(begin: Callable[..., Copied], tmp_path: Path) -> None:
     run, other = begin(), begin("other")
     run.copied(10)
     (tmp_path / f"bucket/here/checkpoints/step_{10:012d}.json").unlink()

@@ -52,7 +52,7 @@ class ActorCritic(nn.Module):
 
     def __init__(self, features: int, codec: ActionCodec, config: DreamerV3Config, unit: float | None = None) -> None:
         super().__init__()
-        units, unit = config.widths.units, unit or 1 / config.reward_scaling
+        units, unit = config.widths.units, 1 / config.reward_scaling if unit is None else unit
         self.policy = Policy(features, codec, units, unimix=config.policy_unimix)
         self.value = TwoHotHead(features, units, layers=3, unit=unit)
         # It starts with the same weights. It regularises the fast critic and is no target network.

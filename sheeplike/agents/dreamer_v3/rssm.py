@@ -142,7 +142,7 @@ class RSSM(nn.Module):
         return OneHotCategorical(logits, self.unimix)
 
     def embed_action(self, action: Tensor) -> Tensor:
-        """Embed actions ``(..., A)``; numbers beyond 1 are scaled back, since the replay stores them unclipped."""
+        """Embed actions ``(..., A)``; numbers beyond 1, which imagined actions may have, are scaled back."""
         return self.in_action(action / action.abs().clamp_min(1.0).detach())
 
     def advance(self, latent: Latent, action: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ Order inside ``step``, for every world at once:
 
     1 control and substeps        also in worlds that ended: discarding the results is cheaper than a branch
     2 reset merge                 worlds that ended at the previous call get a new variation and a fresh episode
-    3 kinematics                  so that all positions are those of the merged state
+    3 kinematics                  so that all positions are those of the merged state; for some tasks all that follows
     4 evaluate, observe           reward, termination, truncation, statistics, vectors
     5 one batch render
 
@@ -132,9 +132,10 @@ class Simulator:
             self.warnings.append(f"{task.name} needs {lacking}: physics=warp steps it, slowly on a CPU")
         if not self.physics.derives_constants:
             self.warnings += randomization.warnings
-        # A reset leaves in all other fields what the old episode computed there.
-        ready = self._resets or {*INPUTS, *POSES}.issuperset(read)
-        self._refresh = self.physics.kinematics if ready else self.physics.forward
+        # After a reset all other fields still hold what the old episode computed there, so a task that reads one of
+        # them has everything computed anew in each step.
+        posed = self._resets is not None or {*INPUTS, *POSES}.issuperset(read)
+        self._refresh = self.physics.kinematics if posed else self.physics.forward
         self._varied_fields = tuple(jax.eval_shape(randomization.sample, jax.random.key(0)).model)
         self.physics.vary(self._varied_fields)
         renderer.vary(self._varied_fields)

@@ -4,7 +4,7 @@ A task never batches, never renders and never resets itself. One control step of
 
     control(data, memory, action)     actuator targets
     substeps x physics
-    kinematics                        every position that a task can read is fresh from here on
+    kinematics                        all that the task reads is fresh from here on
     evaluate(data, memory, action)    reward, terminated, success, named reward terms, memory
     observe(data, memory)             vectors
 

@@ -97,8 +97,7 @@ class MjxVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
         cameras = getattr(task, "default_cameras", None)
         if (film_camera := getattr(task, "film_camera", None)) is not None:
             resolve_cameras(task.model, (film_camera,))
-            names = [task.model.camera(number).name for number in range(task.model.ncam)]
-            cameras = cameras or [name for name in names if name != film_camera]
+            cameras = cameras or [name for name in resolve_cameras(task.model, None) if name != film_camera]
         if simulation.cameras is None and cameras:
             simulation = simulation.replace(cameras=cameras)
         if simulation.textures is None:

@@ -2,7 +2,7 @@
 
 ``<name>.npz`` holds the ``seed`` of the start and every ``action (A, ...)`` since then, each chosen after the frame of
 its step. For ``T`` steps, from step ``begin`` on (0, unless the play was very long), it holds ``reward``, ``is_first``,
-``is_last``, ``is_terminal (T,)`` of the simulator; ``real/<camera>`` and ``dream/<camera>``, uint8 ``(T, H, W, 3)``;
+``is_last``, ``is_terminal (T,)`` of the simulator; frames ``real/pixels/<camera>``, ``dream/pixels/<camera>``;
 ``real/value``, ``real/continue``, ``real/surprise``, ``dream/reward``, ``dream/value``, ``dream/continue``,
 ``dream/error (T,)``, of the first dream, and ``dream/blind (T,)``, the steps since it last saw.
 ``placed/<name> (A, 3)`` are positions to which a thing was dragged in the simulator before an action, otherwise NaN.

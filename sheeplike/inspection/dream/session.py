@@ -354,6 +354,7 @@ class Session:
         if recording.moves.keys() - (self.places.movable if self.places else []):
             raise CommandError(f"{recording.name}: something was dragged that cannot be dragged here")
         self.start(recording.seed)
+        actions = actions if self.model.codec.discrete else actions.clamp(-1, 1)
         self.source, self.recording = "recorded", replace(recording, actions=actions)
 
     # --- views ------------------------------------------------------------------------------------------------------
@@ -372,8 +373,7 @@ class Session:
     def action(self) -> list[float] | list[int] | int:
         """Action that led to the shown moment, as it was executed; neutral at the first."""
         before = self.moments[self.now - self.first - 1] if self.now > self.first else None
-        taken = (self.neutral() if before is None else before.action)[0]
-        return (taken if self.model.codec.discrete else taken.clamp(-1, 1)).tolist()
+        return (self.neutral() if before is None else before.action)[0].tolist()
 
     def strip(self, start: int) -> dict[str, list[Any]]:
         """Return the ``numbers`` of the moments from ``start`` on, and where an episode ``begins`` or ``ends``."""

@@ -31,7 +31,7 @@ class Variation(NamedTuple):
 
     model: dict[str, jax.Array]  # whole fields of the model by path: `{"geom_rgba": (ngeom, 4), "opt.gravity": (3,)}`
     frames: dict[str, jax.Array]  # factor and offset of each camera's colours, float32 (2, 3); colours are in [0, 1]
-    delay: dict[str, jax.Array]  # `{"action.delay": int32 ()}` control steps, or empty
+    delay: dict[str, jax.Array]  # `{"action.delay": int32 ()}` policy steps, or empty
     drawn: dict[str, jax.Array]
     """Draws, float32 (R, C) by name of line: for R elements, or 1 for all, and C components, or 1 for all."""
 
@@ -66,7 +66,7 @@ class Randomization:
     With ``randomize=False`` every world is the compiled scene; ``drawn`` keeps its shapes, with neutral values.
 
     Attributes:
-        max_delay: the longest that an action can wait, in control steps.
+        max_delay: the longest that an action can wait, in policy steps.
         warnings: lines about constants that keep their nominal values.
 
     Raises:

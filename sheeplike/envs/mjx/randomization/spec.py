@@ -45,7 +45,7 @@ class LineConfig(Options):
 
 
 class Line(LineConfig):
-    """A line whose distribution is parsed: ``kind`` is one of ``DISTRIBUTIONS``; a choice has several parameters."""
+    """A line whose distribution is parsed: ``kind`` is one of ``DISTRIBUTIONS``; a choice has a parameter per value."""
 
     name: str
     kind: str

@@ -32,7 +32,9 @@ class WarpRenderer(Renderer):
 
     def prepare(self) -> None:
         if self.model.nflex:
-            raise ValueError("the scene has flexes, which are not drawn: expected geoms alone")
+            raise ValueError(
+                "the scene has flexes, which are not drawn: expected geoms alone; nearest: env.renderer=none"
+            )
         self._precomputed_rays, self._varied = True, frozenset()
         self.by_threads = self.device == "cpu"
         self._context = None
