@@ -88,7 +88,7 @@ class Eval(Options):
     )
     episodes: Annotated[int, INCIDENTAL] = Field(16, ge=1, le=2**16, description="episodes of one evaluation")
     num_envs: Annotated[int | None, INCIDENTAL] = Field(
-        None, ge=1, le=2**16, description="worlds of an evaluation; null: one per episode, at most env.num_envs"
+        None, ge=1, le=2**16, description="worlds of an evaluation, at most one per episode; null: at most env.num_envs"
     )
     sample: bool = Field(True, description="sample the policy's actions, as published scores do, or take its mode")
     randomize: bool = Field(True, description="apply the run's randomization")
@@ -318,9 +318,7 @@ def validate(data: Mapping[str, Any]) -> Config:
         agent = config.agent.check(num_envs=env.num_envs, total_steps=total_steps)
     episodes = config.eval.episodes
     envs_of_all = env.num_envs * (config.ranks if config.scale == "weak" else 1)
-    eval_envs = config.eval.num_envs or min(episodes, envs_of_all)
-    if eval_envs > episodes:
-        raise InvalidOption("eval.num_envs", eval_envs, f"at most eval.episodes={episodes}", episodes)
+    eval_envs = min(config.eval.num_envs or envs_of_all, episodes)
     _check_ranks(config, eval_envs)
     accelerator = {"gpu": "cuda"}.get(config.fabric.accelerator, config.fabric.accelerator)
     return config.replace(

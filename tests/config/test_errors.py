@@ -88,7 +88,6 @@ def test_unknown_key(refused, key, match):
         ("agent.horizon=1", "agent.horizon=33"),
         ("agent.loss_scales.rep=-1", "agent.loss_scales.rep=0"),
         ("eval.episodes=0", "eval.episodes=1"),
-        ("eval.num_envs=99", "eval.num_envs=16"),
         ("checkpoint.keep_last=0", "checkpoint.keep_last=1"),
         ("checkpoint.replay=full", "checkpoint.replay=true"),
     ],

@@ -112,6 +112,12 @@ def test_resume_takes_the_saved_configuration(begun, sheeplike):
     assert (moved.run_dir, moved.config) == (Path("there"), config.replace(run_dir="there"))
 
 
+def test_fewer_episodes_need_fewer_worlds(begun, sheeplike):
+    run = begun(*JOB)
+    (plan,) = sheeplike(f"resume={run.run_dir}", "eval.episodes=4").runs
+    assert (run.config.eval.num_envs, plan.config.eval.num_envs) == (16, 4)
+
+
 def test_what_it_would_go_on_with_is_shown(begun, sheeplike):
     begun(*JOB, "seed=5", "run_dir=mine")
     shown = sheeplike("resume=mine", "total_steps=20_000", "show=config")

@@ -670,7 +670,8 @@ def test_the_scene_is_shown_beside_what_the_agent_sees(pick, dots):
 
 
 def test_actions_are_shown_as_they_are_executed(pick, monkeypatch):
-    monkeypatch.setattr(pick.model, "act", lambda states, **given: torch.tensor([[-3.0, 0.5, 1.5]]))
+    drawn = torch.tensor([[-3.0, 0.5, 1.5]])
+    monkeypatch.setattr(pick.model, "act", lambda states, **given: pick.model.to_env(drawn))
     pick.tick()
     assert pick.action == [-1.0, 0.5, 1.0]
 
