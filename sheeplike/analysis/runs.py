@@ -158,6 +158,8 @@ def group_runs(runs: Iterable[Run], metric: str) -> tuple[dict[str, list[Run]], 
         firsts = [members[0] for members in family.values()]
         keys = sorted(_differing(firsts) | conditions)
         labels = [_label(run, keys) for run in firsts]
+        # Settings may print alike, such as the number 5 and the text "5".
+        labels = [f"{label} ({n})" if label in labels[:n] else label for n, label in enumerate(labels)]
         groups |= dict(sorted(zip(labels, family.values(), strict=True), key=lambda pair: pair[0]))
     notes = []
     for label, members in groups.items():

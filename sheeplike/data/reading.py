@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from sheeplike.data.episodes import Episode
+from sheeplike.host import install
 from sheeplike.options import CommandError, flat
 
 FLAGS = ("is_first", "is_last", "is_terminal", "terminated", "truncated", "reset", "terminal", "discount")
@@ -30,11 +31,11 @@ ROWS = ("observation", "action", "reward", "terminated", "truncated")
 MARKS = ("success", "cut")  # facts of an episode: it succeeded; a world that failed cut it
 FACTS = "recording.json"  # what this project writes beside its npz files
 PIP = {
-    "minari": "pip install 'sheeplike[minari]'",
-    "pyarrow": "pip install 'sheeplike[parquet]'",
-    "av": "pip install 'sheeplike[lerobot]'",
+    "minari": install("minari"),
+    "pyarrow": install("parquet"),
+    "av": install("lerobot"),
     # lerobot 0.4.4 asks for torch<2.11, but reads and writes datasets with later ones too.
-    "lerobot": "pip install 'sheeplike[lerobot]' && pip install --no-deps lerobot==0.4.4",
+    "lerobot": f"{install('lerobot')} && pip install --no-deps lerobot==0.4.4",
 }
 
 

@@ -151,7 +151,9 @@ def begin_with(run_dir: Path, agent: Agent, config: Config) -> None:
         expected = "expected a run with the same worlds, observations, model and agent.replay_size"
         raise CommandError(f"agent.from={run_dir}: {first_sentence(error)}; {expected}") from error
     agent.history.chunks = []  # those files are the other run's
-    info(f"begins with the networks of {run_dir} at {meta['step']:,} policy steps, and its replay")
+    data = meta["config"]["data"]
+    apart = "; for its recorded episodes set data.path" if data["fraction"] or data["updates"] else ""
+    info(f"begins with the networks of {run_dir} at step {meta['step']:,}, and its replay{apart}")
 
 
 def forbidden_changes(changed: Mapping[str, tuple[Any, Any]]) -> str | None:

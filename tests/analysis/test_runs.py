@@ -283,6 +283,13 @@ def test_settings_of_one_name_in_two_sections_are_both_in_the_label(compared, tr
     assert "dreamer_v3, agent.targets.actor.weight=1, agent.targets.critic.weight=2" in compared(str(logs)).rows
 
 
+def test_settings_that_print_alike_are_groups_of_their_own(compared, trained, record, begin):
+    logs = trained({0: [1]}, agent__targets=5)
+    for name, value in (("text", "5"), ("other", 6)):
+        record(begin(logs / name / "seed_0", seed=0, agent__targets=value), [2])
+    assert len(compared(str(logs)).rows) == 3
+
+
 def test_a_clock_that_was_set_back_does_not_turn_the_curve_back(trained):
     file = trained({0: [1]}) / RUN / "metrics.jsonl"
     file.write_text("".join(f'{{"step": {step}, "seconds": {s}, "{RETURN}": 1}}\n' for step, s in ((1, 9), (2, 4))))

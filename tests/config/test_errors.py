@@ -63,7 +63,7 @@ def test_unknown_key(refused, key, match):
         ("seed=-1", "seed=0"),
         ("seed=1.5", "seed=2"),
         ("seed=null", "seed=0"),
-        ("total_steps=true", "total_steps=80000"),
+        ("total_steps=true", "total_steps=50000"),
         ("dry_run=yes", "dry_run=true"),
         ("dry_run=1", "dry_run=true"),
         ("log_every=0", "log_every=1"),

@@ -1,6 +1,7 @@
 """Recordings are read as they were written, in each format."""
 
 import io
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from sheeplike.data import reading
 from sheeplike.data.episodes import fit
 from sheeplike.data.reading import control_rate, guess_format, read, require
 from sheeplike.data.writing import NpzWriter, Recording
+from sheeplike.host import install
 from sheeplike.options import CommandError
 
 
@@ -229,7 +231,7 @@ def test_a_missing_package_is_named_with_its_pip_line(package, tmp_path, monkeyp
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
     layout = {"pyarrow": "parquet"}.get(package, package)
-    with pytest.raises(CommandError, match=rf"{package}.*pip install 'sheeplike\[{layout}\]'"):
+    with pytest.raises(CommandError, match=f"{package}.*{re.escape(install(layout))}"):
         list(read(tmp_path, layout))
     if layout != "parquet":
         with pytest.raises(CommandError, match=package):
@@ -238,5 +240,5 @@ def test_a_missing_package_is_named_with_its_pip_line(package, tmp_path, monkeyp
 
 def test_a_missing_decoder_is_named_with_its_pip_line(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "av", None)
-    with pytest.raises(CommandError, match=r"av.*pip install 'sheeplike\[lerobot\]'"):
+    with pytest.raises(CommandError, match=f"av.*{re.escape(install('lerobot'))}"):
         reading._decode(tmp_path / "video.mp4", 0.0, 1, 20.0)

@@ -156,6 +156,14 @@ def test_offline_takes_no_policy_step(run, tmp_path):
     assert held_out[0]["held_out/nll"] == pytest.approx(sum(parts.values()), rel=1e-5)
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_a_run_that_begins_with_another_is_told_what_its_replay_lacks(run, tmp_path, capfd, way):
+    with run(way, "earlier") as experiment:
+        experiment.iterate()
+    with sheeplike.init(*JOB, f"agent.from={tmp_path / 'earlier'}", f"run_dir={tmp_path / 'later'}"):
+        assert ("set data.path" in capfd.readouterr().out) == (way != "prefill")
+
+
 def test_held_out_episodes_are_not_learnt_from(run):
     with run("offline", "run") as experiment:
         agent = experiment.agent

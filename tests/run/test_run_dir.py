@@ -227,7 +227,7 @@ def test_auto_refuses_another_run_and_names_what_differs(begun, refused):
     line = refused("exp=ppo", "env=franka_pick", "resume=auto", f"run_dir={DEFAULT}")
     assert "exp dreamer_v3 -> ppo" in line
     # As one of a series it would be a longer run than the others.
-    assert "total_steps 80000 -> 9999" in refused(*JOB, "resume=auto", "total_steps=9999")
+    assert "total_steps 50000 -> 9999" in refused(*JOB, "resume=auto", "total_steps=9999")
 
 
 @pytest.mark.parametrize(

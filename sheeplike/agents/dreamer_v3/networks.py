@@ -39,7 +39,7 @@ class DreamerNetworks(PolicyNetworks):
         self.only_for_learning = {k: self.space[k] for k in self.known.spaces if k not in self.observations}
         if self.config.representation == "barlow":
             if shown := [key for key in self.only_for_learning if key in self.known.images]:
-                raise ValueError(f"target {shown[0]!r}: an image; expected vectors beside representation=barlow")
+                raise ValueError(f"target {shown[0]!r}: expected vectors, or agent.representation=reconstruction")
             images = self.keys.images if self.config.decoder else []
             self.predicted = ModelKeys(self.space, [*self.only_for_learning, *images])
         self.codec = ActionCodec(self.actions)
