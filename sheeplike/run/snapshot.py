@@ -152,7 +152,8 @@ def begin_with(run_dir: Path, agent: Agent, config: Config) -> None:
         raise CommandError(f"agent.from={run_dir}: {first_sentence(error)}; {expected}") from error
     agent.history.chunks = []  # those files are the other run's
     data = meta["config"]["data"]
-    apart = "; for its recorded episodes set data.path" if data["fraction"] or data["updates"] else ""
+    lacks = config.data.path is None and (data["fraction"] or data["updates"])
+    apart = "; for its recorded episodes set data.path" if lacks else ""
     info(f"begins with the networks of {run_dir} at step {meta['step']:,}, and its replay{apart}")
 
 

@@ -55,7 +55,7 @@ def parts(agent: DreamerV3) -> dict[str, Callable[[], object]]:
         return rssm.observe(start, before, embed.unflatten(0, lead), batch["is_first"])
 
     def model(latent: Latent, logits: Tensor) -> list[Tensor]:
-        return list(world.losses(latent, logits, batch)[0].values())
+        return list(world.losses(latent, logits, batch, embed.unflatten(0, lead))[0].values())
 
     def imagine() -> tuple[Tensor, Tensor]:
         return critic.imagine(rssm, flat(posterior), agent.config.imagination_length)

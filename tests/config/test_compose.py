@@ -69,6 +69,13 @@ def test_dreamer_v3_proprio_has_the_published_numbers_everywhere(env, profile):
     assert (agent.size, agent.observations, config.env.num_envs) == ("1m", ("state",), 16)
     assert (agent.train_ratio, agent.batch_size, agent.batch_length) == (1024, 16, 64)
     assert (agent.learning_rate, agent.warmup) == (4e-5, 1000)
+    assert (agent.representation, agent.reward_scaling, agent.entropy_scale) == ("reconstruction", 1, 3e-4)
+
+
+@pytest.mark.parametrize(("profile", "representation"), [("cpu", "barlow"), ("gpu", "reconstruction")])
+def test_the_pick_learns_without_reconstruction_on_a_cpu(profile, representation):
+    config = load(["exp=dreamer_v3", "env=franka_pick", f"profile={profile}"], BUILT_IN)
+    assert (config.agent.representation, config.agent.decoder) == (representation, True)
 
 
 @pytest.mark.parametrize("env", BUILT_IN.choices("env"))

@@ -160,8 +160,11 @@ def test_offline_takes_no_policy_step(run, tmp_path):
 def test_a_run_that_begins_with_another_is_told_what_its_replay_lacks(run, tmp_path, capfd, way):
     with run(way, "earlier") as experiment:
         experiment.iterate()
-    with sheeplike.init(*JOB, f"agent.from={tmp_path / 'earlier'}", f"run_dir={tmp_path / 'later'}"):
+    begin = (*JOB, f"agent.from={tmp_path / 'earlier'}")
+    with sheeplike.init(*begin, f"run_dir={tmp_path / 'later'}"):
         assert ("set data.path" in capfd.readouterr().out) == (way != "prefill")
+    with sheeplike.init(*begin, *WAYS["share"], f"data.path={tmp_path / 'demos'}", f"run_dir={tmp_path / 'taught'}"):
+        assert "set data.path" not in capfd.readouterr().out
 
 
 def test_held_out_episodes_are_not_learnt_from(run):

@@ -38,7 +38,7 @@ SIZES = {
 class LossScales(Options):
     """Weight of each loss; ``reconstruction`` weighs every observation, targets included."""
 
-    reconstruction: float = Field(1.0, ge=0, le=1e6, description="reconstruction of each observation")
+    reconstruction: float = Field(1.0, ge=0, le=1e6, description="prediction of each observation")
     barlow: float = Field(0.05, ge=0, le=1e6, description="redundancy reduction, with representation=barlow")
     reward: float = Field(1.0, ge=0, le=1e6, description="prediction of the reward")
     continue_: float = Field(1.0, ge=0, le=1e6, alias="continue", description="prediction of the end of an episode")
