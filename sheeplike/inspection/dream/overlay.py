@@ -68,6 +68,7 @@ class Places:
         self._entries = torch.empty(0, dtype=torch.int64)  # of all positions
         self._limits: dict[str, tuple[Tensor, Tensor]] = {}  # lowest and highest position (3,)
         self._model = copy.copy(envs.simulator.task.model)
+        self._data = mujoco.MjData(self._model)  # its cameras are posed
         self._joints = {name: joint for name in self.positions if (joint := _free_joint(self._model, name)) is not None}
         spaces = envs.single_observation_space.spaces
         self.cameras = {key: spaces[key].shape[:2] for key in spaces if key.startswith("pixels/")}
@@ -155,7 +156,7 @@ class Places:
         for name, values in self.envs.varied_fields.items():  # cameras may be randomized
             if name.startswith("cam_"):
                 getattr(self._model, name)[:] = values[0].cpu().numpy()
-        seen = {key: projection(self._model, key.removeprefix("pixels/"), size) for key, size in self.cameras.items()}
+        seen = {key: projection(self._data, key.removeprefix("pixels/"), size) for key, size in self.cameras.items()}
         return {key: camera for key, camera in seen.items() if camera is not None}
 
 
@@ -210,11 +211,11 @@ class Projection:
         return self.centre + ray * depth / slope if depth * slope > 0 else near
 
 
-def projection(model: mujoco.MjModel, camera: str, size: tuple[int, int]) -> Projection | None:
+def projection(data: mujoco.MjData, camera: str, size: tuple[int, int]) -> Projection | None:
     """Make the projection of a camera; None if it moves."""
+    model = data.model
     if (number := mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, camera)) < 0 or model.cam_bodyid[number] != 0:
         return None
-    data = mujoco.MjData(model)
     mujoco.mj_kinematics(model, data)
     mujoco.mj_comPos(model, data)
     mujoco.mj_camlight(model, data)

@@ -1,7 +1,7 @@
 """Web server of a session: the page, and the socket that drives it.
 
-One thread plays, at a fixed rate; the event loop only sends and receives. A page that has shown a picture gets the
-newest one; those in between are dropped.
+One thread plays, at a fixed rate; the event loop only sends and receives. Pictures that a page has no time to show are
+dropped.
 
 Pictures are binary messages: the length of a JSON header in 4 bytes, least significant first; the header; the RGB
 pixels of the frames in the header's order. All other messages are JSON text.
@@ -48,6 +48,7 @@ FILES = {"": "page.html", "page.js": "page.js", "page.css": "page.css"}
 MAX_MESSAGE = 2**16  # bytes
 HEARTBEAT = 10.0  # seconds; a client that does not answer in time is disconnected
 MAX_RATE = 60.0  # steps per second
+UNSHOWN = 2  # most pictures that a page has not acknowledged: one is made while it shows the other
 TAKEN = "another page is open: close it, then"
 HEADERS = {
     "Cache-Control": "no-store",
@@ -283,16 +284,16 @@ class Server:
                 await self._page.ws.send_json(message)
 
     async def _show(self) -> None:
-        """Send the present picture, unless the page still waits to show the last one."""
+        """Send the present picture, unless the page has still to show :data:`UNSHOWN` others."""
         page = self._page
         if page is None or page.ws.closed:
             return
-        if page.sent > page.shown:
+        if page.sent - page.shown >= UNSHOWN:
             page.behind = True
             return
         page.behind, page.sent = False, page.sent + 1
         try:
-            picture = await self._run(self._picture, page)
+            picture = await self._run(self._picture, page, page.sent)
         except Exception as error:  # the play pauses; later pictures may succeed
             self.paused, page.sent = True, page.sent - 1
             await self._send_line(error)
@@ -300,7 +301,7 @@ class Server:
         with suppress(ConnectionError):
             await page.ws.send_bytes(picture)
 
-    def _picture(self, page: _Page) -> bytes:
+    def _picture(self, page: _Page, number: int) -> bytes:
         session, here = self.session, self.session.here
         version, upto = page.strip
         start = upto if version == session.version else session.first
@@ -308,7 +309,7 @@ class Server:
         sides = zip(PANELS, here.pictures, here.points, drivers, session.ends, hands, strict=False)
         real, dream = session.classes
         header = {
-            "picture": page.sent,
+            "picture": number,
             "step": session.now,
             "last": session.last,
             "first": session.first,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mujoco
 import numpy as np
 import pytest
 import torch
@@ -34,7 +35,7 @@ def is_red(frame: torch.Tensor, x: float, y: float) -> bool:
 
 def test_places_are_projected_to_where_the_camera_shows_them(worlds) -> None:
     obs, _ = worlds.reset(seed=4)
-    camera = overlay.projection(FrankaPick().model, "front", (48, 48))
+    camera = overlay.projection(mujoco.MjData(FrankaPick().model), "front", (48, 48))
     for frame, state in zip(obs[CAMERA], obs["privileged_state"], strict=True):
         place = state[FrankaPick.positions["box"]].double().numpy()
         x, y = camera.project(place)
@@ -46,7 +47,7 @@ def test_places_are_projected_to_where_the_camera_shows_them(worlds) -> None:
             moved = camera.unproject(x + 2, y - 1, place, axis)
             np.testing.assert_allclose(camera.project(moved), (x + 2, y - 1), atol=1e-9)
             assert (axis == 1) or moved[axis] == pytest.approx(place[axis])
-    assert overlay.projection(FrankaPick().model, "wrist", (48, 48)) is None  # it moves with the hand
+    assert overlay.projection(mujoco.MjData(FrankaPick().model), "wrist", (48, 48)) is None  # it moves with the hand
     assert camera.project(np.array([100.0, 0.0, 0.0])) is None
 
 
@@ -63,7 +64,7 @@ def test_places_are_where_a_moved_camera_shows_them() -> None:
         state["now"] = obs["privileged_state"]
         _, (_, x, y) = places.project(state["now"], places.positions)[0][CAMERA]
         assert is_red(obs[CAMERA][0], x, y)
-        compiled = overlay.projection(FrankaPick().model, "front", (48, 48)).project
+        compiled = overlay.projection(mujoco.MjData(FrankaPick().model), "front", (48, 48)).project
         place = obs["privileged_state"][0, FrankaPick.positions["box"]].double().numpy()
         missed += not is_red(obs[CAMERA][0], *compiled(place))
     assert missed

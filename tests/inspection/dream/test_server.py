@@ -16,7 +16,7 @@ from aiohttp import ClientWebSocketResponse, WSMsgType, WSServerHandshakeError, 
 from aiohttp.test_utils import TestClient, TestServer
 from yarl import URL
 
-from sheeplike.inspection.dream.server import TAKEN, Server, bind, goal_of, make_runner
+from sheeplike.inspection.dream.server import TAKEN, UNSHOWN, Server, bind, goal_of, make_runner
 from sheeplike.options import InvalidOption
 
 Play = Callable[[TestClient, Server], Awaitable[None]]
@@ -274,16 +274,16 @@ def test_the_strips_are_whole_although_pictures_are_dropped(served):
     served(play)
 
 
-def test_no_picture_is_sent_before_the_last_was_shown(served):
+def test_a_page_that_shows_nothing_gets_two_pictures_and_then_the_newest(served):
     async def play(client: TestClient, server: Server) -> None:
         page = await come(client, server)
-        first = await page.next()
+        assert [(await page.next())["picture"] for _ in range(UNSHOWN)] == [1, 2]
         while server.session.last <= 5:
             await asyncio.sleep(0.01)
-        assert server._page.sent == first["picture"] == 1
+        assert server._page.sent == UNSHOWN == 2
         await page.do("shown", picture=1)
         newest = await page.next()
-        assert newest["picture"] == 2
+        assert newest["picture"] == 3
         assert newest["step"] > 5
 
     served(play)
