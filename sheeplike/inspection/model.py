@@ -4,7 +4,7 @@
 
     model = sheeplike.load("demo:franka_pick")
     states = model.observe(frames, actions)                 # the state at each step of an episode
-    dream = model.imagine(states[-1], steps=50)             # the future under the agent's own policy
+    dream = model.imagine(states[10], steps=50)             # the future under the agent's own policy
     frames, reward, cont, value = model.decode(dream)       # the predictions there
 
 Time is that of a :class:`~sheeplike.agents.agent.Step`: ``actions[t]`` is chosen after seeing ``frames[t]``. Methods
