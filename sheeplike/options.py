@@ -11,6 +11,7 @@ import functools
 import itertools
 import math
 import re
+import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
@@ -23,6 +24,7 @@ _SPOKEN = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no
 _NAMES = {"integer": "integers", "number": "numbers"}
 _JSON = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", tuple: "array", dict: "object"}
 WIDEST = 32  # maximum width of a column in a table of keys
+LINE = 120  # maximum length of a line of it, unless a key or value is wider than its column
 _ABSENT = object()
 T = TypeVar("T", bound="Options")
 Schema = Mapping[str, Any]
@@ -190,10 +192,12 @@ def explain_keys(keys: Iterable[Key], values: Mapping[str, Any] | None = None) -
         own = [] if not values else [default if value is _ABSENT else format_value(value)]
         rows.append((path, *own, default, f"{schema.get('description', '')} ({expectation(schema)})"))
     widths = [min(max(map(len, column)), WIDEST) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(row[:-1], widths, strict=False)) + f"  {row[-1]}"
-        for row in rows
-    )
+    indent = " " * (2 + sum(width + 2 for width in widths[:-1]))
+    lines = []
+    for *cells, meaning in rows:
+        start = "  " + "".join(f"{cell:<{width}}  " for cell, width in zip(cells, widths, strict=False))
+        lines.append(start + textwrap.fill(meaning, LINE - len(indent)).replace("\n", "\n" + indent))
+    return "\n".join(lines)
 
 
 @functools.cache

@@ -389,8 +389,7 @@ class Experiment:
 
     def _save_at_the_end(self) -> None:
         step = self.storage.newest_step()
-        newest = ", there is no checkpoint in it" if step is None else f", its newest checkpoint is of step {step:,}"
-        newest = newest if self.run_dir.exists() else ""
+        newest = "" if step is None else f", its newest checkpoint is of step {step:,}"
         if step is not None:
             self._nonfinite.halt_if_confirmed(self.policy_steps)
         try:

@@ -386,6 +386,7 @@ def test_a_run_whose_directory_was_begun_anew_leaves_the_other_run_alone(
         first.iterate()
     assert unsaved.value.status == 74
     assert "Errno" not in str(unsaved.value)
+    assert "checkpoint" not in str(unsaved.value), "those there are the other run's"
     assert capsys.readouterr().err.count(str(first.run_dir)) == 1
     assert checkpoint_steps(second.run_dir) == [32, 64]
     assert yaml.safe_load((second.run_dir / "config.yaml").read_text())["agent"]["learning_rate"] == 1e-4
