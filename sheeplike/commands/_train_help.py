@@ -48,9 +48,9 @@ def usage(arguments: Sequence[str], sources: Sources) -> str:
     parts = ["python -m sheeplike [train] exp=<recipe> env=<task> [key=value ...]", "", sources.describe(), ""]
     if not values:
         parts.append(
-            "Defaults are those of the code. Files in configs/ change some: name exp= and env= here to see the values\n"
-            "of a run beside them; show=config prints the file that each comes from. Environments of Gymnasium take no\n"
-            f"{', '.join(f'env.{name}' for name in SimulationOptions.model_fields)}."
+            "Defaults are those of the code. Files in configs/ change some: name exp= and env= here to see the\n"
+            "values of a run beside them; show=config prints the file that each comes from. Environments of Gymnasium\n"
+            f"take no {', '.join(f'env.{name}' for name in SimulationOptions.model_fields)}."
         )
     of_a_run = [*keys_of(Start), *(key for key in all_keys() if key.path not in {"agent", *left_out})]
     often = [key for key in of_a_run if key.path in OFTEN or "headline" in key.schema]

@@ -1,4 +1,4 @@
-"""Keep the part of runs that a figure of the pages rests on: configurations and rows of evaluations.
+"""Keep the part of runs that a figure of the pages rests on: configurations and returns.
 
 ``python tests/benchmarks/keep_runs.py logs/cartpole_balance howto/runs/cartpole_balance`` copies every run below the
 first directory to the second one; ``compare`` reads the copies as it reads the runs.
@@ -14,17 +14,18 @@ from pathlib import Path
 from sheeplike.analysis.runs import CONFIG_FILE, METRICS_FILE, find_runs
 
 KEPT = ("step", "gradient_steps", "seconds")
+RETURNS = {"eval/return_mean", "rollout/return_mean"}
+KINDS = ("eval/", "held_out/", "rollout/return")
 
 
 def keep(run: Path, place: Path) -> None:
-    """Copy the configuration of ``run``, and the rows of its evaluations without other metrics, to ``place``."""
+    """Copy the configuration of ``run``, and its rows of returns without other metrics, to ``place``."""
     place.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(run / CONFIG_FILE, place / CONFIG_FILE)
     with (run / METRICS_FILE).open() as rows, (place / METRICS_FILE).open("w") as kept:
         for row in map(json.loads, rows):
-            if "eval/return_mean" in row:
-                kinds = ("eval/", "held_out/")
-                chosen = {name: value for name, value in row.items() if name in KEPT or name.startswith(kinds)}
+            if RETURNS & row.keys():
+                chosen = {name: value for name, value in row.items() if name in KEPT or name.startswith(KINDS)}
                 kept.write(json.dumps(chosen) + "\n")
 
 
