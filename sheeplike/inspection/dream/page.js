@@ -14,7 +14,7 @@ const HUES = ["--real", "--dream", "--other"];
 const INKS = ["#ffffff", "#ffd23f", "#5ce1e6", "#ff8ad8"]; // of crosses
 const TITLES = { real: "Simulator", dream: "Dream", "dream B": "Dream B" };
 const UNITS = { reward: "for this step", value: "later rewards", continue: "P(goes on)", surprise: "KL in nats", error: "pixels, squared" };
-const DRIVERS = { same: "acts: as left", policy: "acts: policy", random: "acts: random" };
+const DRIVERS = { same: "acts: as simulator", policy: "acts: policy", random: "acts: random" };
 
 const $ = (id) => document.getElementById(id);
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -109,8 +109,8 @@ function begin(hello) {
   $("scene").hidden = !hello.filmed;
   $("cell").textContent = ABOUT;
   const { classes, width, names } = hello.actions;
-  const third = !classes.length && width > 2 ? ` Key 3 gives left and right to ${names[2] ? `the ${names[2]}` : "the third dimension"}, key 1 gives them back.` : "";
-  $("guide-how").textContent = `Or ${classes.length ? "choose an action" : "move a slider"}: you act in both.${third} Key M: the policy again.`;
+  const third = !classes.length && width > 2 ? ` After key 3 left and right move ${names[2] ? `the ${names[2]}` : "the third dimension"}, after key 1 ${names[0] || "the first"} again.` : "";
+  $("guide-how").textContent = `Or ${classes.length ? "choose an action" : "move a slider"}: you act in simulator and dream.${third} Key M: the policy again.`;
   guide();
 }
 
@@ -224,7 +224,7 @@ function makeStage(now) {
     const element = make("div", { className: "panel" }, head, cameras, make("p", { className: "foot" }));
     if (n > 0) {
       const options = Object.entries(DRIVERS).map(([value, textContent]) => make("option", { value, textContent }));
-      const select = make("select", { title: "Its actions: those on the left, the policy's most likely ones in this dream, or random ones" }, ...options);
+      const select = make("select", { title: "Its actions: the simulator's, the policy's most likely ones in this dream, or random ones" }, ...options);
       select.onchange = () => {
         ask("drive", { dream: n - 1, driver: select.value });
         select.blur();
@@ -373,7 +373,7 @@ function showLegend(foot, now) {
     return found;
   });
   const hint = grips.length ? `drag the ${grips.join(", ")} in the simulator (dashed circle) or in the dream${now.paused ? "; while paused, a drag here plays one step when you let go" : ""}` : "";
-  foot.replaceChildren(...marks, names.length ? "where the model predicts them, here from the real frames" : "", hint && !past ? ` · ${hint}` : "");
+  foot.replaceChildren(...marks, names.length ? "as the model predicts them from the real frames" : "", hint && !past ? ` · ${hint}` : "");
   if (past) foot.append(make("b", { textContent: ` In the past: playing on, one step or a change deletes the grey steps${now.teaching ? ", and recorded episodes that ended in them" : ""}. Save (S) first keeps them as a film.` }));
 }
 
