@@ -193,11 +193,9 @@ def explain_keys(keys: Iterable[Key], values: Mapping[str, Any] | None = None) -
         rows.append((path, *own, default, f"{schema.get('description', '')} ({expectation(schema)})"))
     widths = [min(max(map(len, column)), WIDEST) for column in zip(*rows, strict=True)]
     indent = " " * (2 + sum(width + 2 for width in widths[:-1]))
-    lines = []
-    for *cells, meaning in rows:
-        start = "  " + "".join(f"{cell:<{width}}  " for cell, width in zip(cells, widths, strict=False))
-        lines.append(start + textwrap.fill(meaning, LINE - len(indent)).replace("\n", "\n" + indent))
-    return "\n".join(lines)
+    starts = ("".join(f"  {cell:<{width}}" for cell, width in zip(row, widths[:-1], strict=False)) for row in rows)
+    meanings = (textwrap.fill(row[-1], LINE - len(indent)).replace("\n", "\n" + indent) for row in rows)
+    return "\n".join(f"{start}  {meaning}" for start, meaning in zip(starts, meanings, strict=True))
 
 
 @functools.cache

@@ -21,6 +21,7 @@ from sheeplike.commands import doctor
 from sheeplike.commands.analyze import AnalyzeOptions
 from sheeplike.commands.dream import DreamOptions
 from sheeplike.commands.eval import EvalOptions
+from sheeplike.commands.export import ExportOptions
 from sheeplike.commands.record import RecordOptions
 from sheeplike.config.compose import load, load_options
 from sheeplike.config.saved import to_yaml
@@ -32,7 +33,13 @@ from sheeplike.monitor.logger import RunLogger
 from sheeplike.trained.exported import demos
 
 ROOT = Path(__file__).parents[1]
-OPTIONS = {"analyze": AnalyzeOptions, "dream": DreamOptions, "eval": EvalOptions, "record": RecordOptions}
+OPTIONS = {
+    "analyze": AnalyzeOptions,
+    "dream": DreamOptions,
+    "eval": EvalOptions,
+    "export": ExportOptions,
+    "record": RecordOptions,
+}
 TOP = [ROOT / f"{name}.md" for name in ("README", "SECURITY", "CONTRIBUTING", "CHANGELOG")]
 PAGES = [*TOP, *sorted((ROOT / "howto").glob("*.md"))]
 
@@ -94,7 +101,7 @@ def test_every_command_asks_for_something_that_exists(
         assert "| dreamer_v3 | 1 |" in " ".join(capsys.readouterr().out.split())
         return
     # Played in the tests of these commands.
-    if arguments[0] in ("analyze", "dream", "eval", "record") and "run=demo:" in command:
+    if arguments[0] in ("analyze", "dream", "eval", "export", "record") and "run=demo:" in command:
         assert arguments[1].removeprefix("run=demo:") in demos()
         load_options(OPTIONS[arguments[0]], parse(arguments[1:]).about_run())
         return

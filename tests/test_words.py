@@ -32,7 +32,7 @@ def test_what_trains_and_the_rest_have_their_ceilings() -> None:
     lines = {"trains": 0, "rest": 0}
     for file in PACKAGE.rglob("*.py"):
         name = file.relative_to(PACKAGE).as_posix()
-        wing = "rest" if name in COMMANDS or name.partition("/")[0] in WINGS else "trains"
+        wing = "rest" if name in {*COMMANDS, "player.py"} or name.partition("/")[0] in WINGS else "trains"
         lines[wing] += len(file.read_text(encoding="utf-8").splitlines())
     assert lines["trains"] <= 19_190
-    assert lines["rest"] <= 6_440
+    assert lines["rest"] <= 6_830

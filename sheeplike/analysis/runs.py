@@ -127,7 +127,7 @@ def read_run(path: Path, wanted: Collection[str]) -> Run:
     config, ours = _config(path / CONFIG_FILE), (path / METRICS_FILE).exists()
     if ours and config is None:
         raise RunError(f"{path}: expected {CONFIG_FILE} of a run beside {METRICS_FILE}, with exp, agent.name, env.name")
-    recorded = _collect(_rows(path / METRICS_FILE) if ours else _events(path), wanted)
+    recorded = _collect(read_rows(path / METRICS_FILE) if ours else _events(path), wanted)
     if config is None:
         return Run(path, *_named_by_directory(path), False, *recorded)
     agent, exp, env = config["agent"]["name"], config["exp"], config["env"]["name"]
@@ -238,7 +238,7 @@ def _named_by_directory(path: Path) -> tuple[str | None, str, str, dict[str, Any
     return env and one_line(env), one_line(f"{name} (TensorBoard)"), found.get("seed", "none"), settings
 
 
-def _rows(path: Path) -> Rows:
+def read_rows(path: Path) -> Rows:
     """Yield the rows of ``metrics.jsonl``, without a last line that is still being written."""
     try:
         with open_regular(path) as file:

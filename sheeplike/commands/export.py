@@ -1,35 +1,56 @@
-"""Write the weights of a run's agent as safetensors, and the files that it takes to load them.
+"""Write the weights of a run's agent as safetensors, and the files that it takes to load them; or its policy as ONNX.
 
 ``python -m sheeplike export run=<run_dir> [key=value …]`` makes a directory with the files of
-:mod:`sheeplike.trained.exported`. All are data, without pickle.
+:mod:`sheeplike.trained.exported`; with ``format=onnx`` one file for :mod:`sheeplike.player`. All are data, without
+pickle.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import itertools
+import json
 import os
+from contextlib import nullcontext, suppress
 from pathlib import Path
+from typing import Any, Literal
 
 from pydantic import Field
 
+from sheeplike.analysis.runs import RunError, read_rows
 from sheeplike.commands import Request
 from sheeplike.config.compose import load_options
 from sheeplike.config.errors import as_command_errors, expand, require_writable
-from sheeplike.options import CommandError, Options, explain_keys, keys_of
-from sheeplike.run.layout import CONFIG_FILE, choose_checkpoint
+from sheeplike.files import read_text, write_atomically
+from sheeplike.host import install
+from sheeplike.options import CommandError, InvalidOption, Options, explain_keys, keys_of
+from sheeplike.run.layout import CONFIG_FILE, METRICS, STARTS, choose_checkpoint
 from sheeplike.run.run_dir import free, open_run
 from sheeplike.terminal import echo, info, warn
 from sheeplike.trained import exported
 from sheeplike.trained.exported import MODEL, WEIGHTS
+from sheeplike.trained.playing import TrainedOptions, finite, open_trained, rebuild, results_of
+
+PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+LIMIT = 2**24  # bytes of starts.jsonl
 
 
 class ExportOptions(Options):
     """Keys of this command."""
 
-    run: str | None = Field(None, description="the directory of the run")
+    run: str | None = Field(None, description="the directory of a run; for onnx also of an export, or demo:<name>")
     checkpoint: str = Field(
         "last", description="last; best: the one still saved with the highest eval/return_mean; or its policy steps"
     )
-    to: str | None = Field(None, description="a new or empty directory; null: <run_dir>/export/step_<steps>")
+    to: str | None = Field(
+        None, description="a new or empty directory, or a new .onnx file; null: <run_dir>/export/step_<steps>[.onnx]"
+    )
+    format: Literal["safetensors", "onnx"] = Field(
+        "safetensors", description="safetensors: all weights, to go on with in sheeplike; onnx: the policy alone"
+    )
+    sample: bool | None = Field(
+        None, description="onnx: true draws actions, false takes the most likely ones; null: the run's eval.sample"
+    )
 
 
 def main(request: Request) -> None:
@@ -38,8 +59,14 @@ def main(request: Request) -> None:
         echo(f"python -m sheeplike export run=<run_dir> [key=value ...]\n\n{explain_keys(keys_of(ExportOptions))}\n")
         echo(f"Writes {WEIGHTS}, {MODEL} and {CONFIG_FILE}: all or none. Existing files are never replaced.")
         echo("safetensors.torch.load_file reads the weights alone.")
+        echo("sheeplike/player.py plays the file of format=onnx.")
         return
     asked = load_options(ExportOptions, request.about_run())
+    if asked.format == "onnx":
+        export_policy(asked)
+        return
+    if asked.sample is not None:
+        raise InvalidOption("sample", asked.sample, "format=onnx beside it", None)
     if asked.run is not None and exported.is_export(found := exported.find(asked.run)):
         raise CommandError(f"run={asked.run}: expected the directory of a run; {found} is an export already")
     run_dir, config = open_run(asked.run, "export")
@@ -74,6 +101,61 @@ def main(request: Request) -> None:
         f"  observations = {{{', '.join(shown)}}}\n"
         "  action = player.act(observations, is_first=torch.tensor([True]))"
     )
+
+
+def export_policy(asked: ExportOptions) -> None:
+    """Write a policy as one ONNX file."""
+    place = None if asked.to is None else expand(asked.to)
+    if place is not None:
+        if place.suffix != ".onnx":
+            raise InvalidOption("to", asked.to, "a file whose name ends with .onnx", f"{asked.to or 'policy'}.onnx")
+        _check_new(place)
+        require_writable("to", place)
+    one = TrainedOptions(run=asked.run, checkpoint=asked.checkpoint, episodes=1, num_envs=1, accelerator="cpu")
+    run_dir, config, one = open_trained(one, "export", None if place else "export")
+    if missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
+        raise CommandError(f"format=onnx needs {' and '.join(missing)}: {install('onnx')}")
+    info("loading torch and JAX")
+    from sheeplike.monitor.progress import phase
+    from sheeplike.trained import onnx
+
+    step, networks, made = rebuild(run_dir, config, one, randomize=False)
+    place = place or results_of(run_dir, "export") / f"step_{step:012d}.onnx"
+    _check_new(place)
+    networks.autocast = nullcontext  # the file computes in float32
+    facts = {"env": config.env.task, "agent": config.agent.name, "step": step, **history(run_dir, step)}
+    facts |= onnx.describe_task(made, networks) | {"randomized": sorted(config.randomization)}
+    made.close()
+    sample = config.eval.sample if asked.sample is None else asked.sample
+    with phase("writing the policy as ONNX"):
+        content = onnx.convert(networks, facts, actions=made.native_actions, sample=sample)
+    with as_command_errors(OSError):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(place, content)
+    echo(f"saved: {place}\nplay it:\n  from sheeplike.player import Player\n  player = Player({str(place)!r})")
+
+
+def history(run_dir: Path, step: int) -> dict[str, Any]:
+    """Return the newest evaluation up to a step, and the commit of the run's last start; nothing of an export."""
+    found: dict[str, Any] = {}
+    with as_command_errors(OSError, RunError):
+        rows = read_rows(run_dir / METRICS) if (run_dir / METRICS).exists() else []
+        evaluations = [(when, row) for when, _, row in rows if when <= step and "eval/return_mean" in row]
+        starts = read_text(run_dir / STARTS, LIMIT).splitlines() if (run_dir / STARTS).exists() else []
+    for when, row in evaluations[-1:]:
+        scores = {k: v for k, v in row.items() if k.startswith("eval/") and type(v) in (int, float)}
+        found["scores"] = {"step": int(when), **finite(scores)}
+    for line in starts[-1:]:
+        with suppress(ValueError, TypeError, KeyError):  # of a run that was killed while it wrote the line
+            found["commit"] = str(json.loads(line)["commit"]["sheeplike"])
+    return found
+
+
+def _check_new(file: Path) -> None:
+    if os.path.lexists(file):
+        names = (file.with_stem(f"{file.stem}_{number}") for number in itertools.count(2))
+        free = next(name for name in names if not os.path.lexists(name))
+        raise CommandError(f"{file} exists already: expected a new file; nearest: to={free}")
 
 
 def _check_free(place: Path) -> None:

@@ -31,6 +31,7 @@ class OptionalMembers:
         positions: slices of ``privileged_state`` that are positions in metres, by name; ``entries``: its other slices.
         first_env: number of the first world among those of all ranks, if a world draws from the seed and its number.
         action_names: one name for each entry of the action, or for each choice of a single discrete one.
+        native_actions: space into which ``step`` translates actions, if it is another one.
     """
 
     exact_resume: bool = True
@@ -41,6 +42,7 @@ class OptionalMembers:
     positions: Mapping[str, slice] = MappingProxyType({})
     entries: Mapping[str, slice] = MappingProxyType({})
     action_names: Sequence[str] = ()
+    native_actions: Any = None
 
     def film(self) -> dict[str, torch.Tensor]:
         """Return frames of the first worlds for videos alone, by camera: uint8 (n, H, W, 3)."""

@@ -57,6 +57,6 @@ class Linear(nn.Linear):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.device.type == "cpu" and ONEDNN:
+        if x.device.type == "cpu" and ONEDNN and not torch.compiler.is_exporting():
             return _onednn(x, self.weight, self.bias)
         return super().forward(x)

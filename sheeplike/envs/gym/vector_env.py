@@ -91,7 +91,7 @@ class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
         self.device, self._seed = resolve_device(device), check_seed(seed)
         repeat = check_positive("action_repeat", action_repeat, 1)
         self._make_world, fps, self.action_names = _inspect(make, options, resolve_image_size(image_size), repeat)
-        self._options = self._make_world.options
+        self._options, self.native_actions = self._make_world.options, self._make_world.action_space
         self.episode_length = math.ceil(self._options.episode_length / repeat)
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_fps": round(fps / repeat, 6)}
         self._worlds = self._make_worlds()
