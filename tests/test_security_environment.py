@@ -117,7 +117,7 @@ def test_the_package_has_no(pattern):
 
 def test_all_text_is_shown_in_one_place():
     for source in PACKAGE.rglob("*.py"):
-        if source.name != "terminal.py":
+        if source.name not in ("terminal.py", "player.py"):  # the latter is copied to machines without the package
             code = re.sub(r'""".*?"""', "", source.read_text(encoding="utf-8"), flags=re.DOTALL)
             assert not re.search(r"(?<![\w.])print\(|std(?:out|err)\.write\(", code), source
 

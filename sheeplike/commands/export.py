@@ -17,7 +17,6 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from sheeplike.analysis.runs import RunError, read_rows
 from sheeplike.commands import Request
 from sheeplike.config.compose import load_options
 from sheeplike.config.errors import as_command_errors, expand, require_writable
@@ -137,6 +136,8 @@ def export_policy(asked: ExportOptions) -> None:
 
 def history(run_dir: Path, step: int) -> dict[str, Any]:
     """Return the newest evaluation up to a step, and the commit of the run's last start; nothing of an export."""
+    from sheeplike.analysis.runs import RunError, read_rows
+
     found: dict[str, Any] = {}
     with as_command_errors(OSError, RunError):
         rows = read_rows(run_dir / METRICS) if (run_dir / METRICS).exists() else []
