@@ -32,6 +32,11 @@ FIGURES = {
     "variants_cartpole": ("steps", ["cartpole_balance/dreamer_v3", "variants"], ["threshold=100"]),
     "one_and_two_ranks": ("steps", ["cartpole_balance", "cartpole_balance_two_ranks"], ["scale=log"]),
 }
+for figure, task in (("published_swingup", "cartpole_swingup_state"), ("published_walker", "walker_stand")):
+    place = f"published_scores/{task}"
+    label = "reference_label=authors, size 12m, ratio 512, April 2024"
+    published = [f"reference={RUNS / place}_authors.csv", label, "reference_frames=2"]
+    FIGURES[figure] = ("steps", [place], ["metric=rollout/return_mean", *published])
 
 
 @pytest.mark.parametrize("name", FIGURES)
