@@ -36,21 +36,22 @@ class Player:
         observations: key to shape and dtype of the arrays that :meth:`act` takes.
 
     Raises:
-        ValueError: the ONNX file is no policy of this format.
+        ValueError: the ONNX file is no policy of this format. Files that are no ONNX raise onnxruntime's errors.
     """
 
     def __init__(self, file: str | bytes, *, seed: int = 0, threads: int = 1) -> None:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         self._session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
-        written = self._session.get_modelmeta().custom_metadata_map.get("sheeplike", "{}")
-        self.facts: dict[str, Any] = json.loads(written)
-        if self.facts.get("format") != FORMAT:
-            raise ValueError(f"a file of format {self.facts.get('format')}: expected {FORMAT}, by export format=onnx")
-        described = self.facts["observations"].items()
-        self.observations = {key: (tuple(one["shape"]), np.dtype(one["dtype"])) for key, one in described}
         self._random = np.random.default_rng(seed)
-        self.reset()
+        try:
+            self.facts: dict[str, Any] = json.loads(self._session.get_modelmeta().custom_metadata_map["sheeplike"])
+            assert self.facts["format"] == FORMAT
+            described = self.facts["observations"].items()
+            self.observations = {key: (tuple(one["shape"]), np.dtype(one["dtype"])) for key, one in described}
+            self.reset()
+        except (ValueError, TypeError, KeyError, AttributeError, AssertionError) as error:
+            raise ValueError(f"expected a policy of format {FORMAT}, written by export format=onnx") from error
 
     def reset(self) -> None:
         """Begin an episode: the next step forgets all earlier ones."""
@@ -104,7 +105,10 @@ def measure(player: Player, steps: int = 1000) -> np.ndarray:
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit("expected one file: python player.py policy.onnx")
-    loaded = Player(sys.argv[1])
+    try:
+        loaded = Player(sys.argv[1])
+    except Exception as problem:  # onnxruntime's have no common class
+        sys.exit(f"{sys.argv[1]}: {problem}")
     print(json.dumps(loaded.facts, indent=1))
     median, most, longest = np.quantile(measure(loaded), [0.5, 0.99, 1.0])
     print(f"a step takes {median:.2f} ms in the median, 99 % at most {most:.2f} ms, the longest {longest:.2f} ms")

@@ -24,6 +24,8 @@ def main() -> None:
     asked = parser.parse_args()
     player = Player(asked.policy)
     rate = player.facts["rate"] if asked.rate is None else asked.rate
+    if rate is None:
+        parser.error("the file does not tell the rate: expected --rate")
     patience = 1.2 / rate if rate else None
     (key, (shape, dtype)), bounds = next(iter(player.observations.items())), player.facts["action"]
     host, port = asked.address.split(":")

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from sheeplike import envs
 from sheeplike.commands import Request
 from sheeplike.config.compose import load_options
 from sheeplike.config.errors import as_command_errors, expand, require_writable
@@ -118,7 +119,7 @@ def export_policy(asked: ExportOptions) -> None:
     from sheeplike.monitor.progress import phase
     from sheeplike.trained import onnx
 
-    step, networks, made = rebuild(run_dir, config, one, randomize=False)
+    step, networks, made = rebuild(run_dir, config, one, randomize=not envs.simulated(config.env.name))
     place = place or results_of(run_dir, "export") / f"step_{step:012d}.onnx"
     _check_new(place)
     networks.autocast = nullcontext  # the file computes in float32

@@ -164,11 +164,13 @@ def describe_actions(space: gymnasium.Space) -> dict[str, Any]:
 
 
 def describe_task(envs: VectorEnv, networks: PolicyNetworks) -> dict[str, Any]:
-    """Describe a policy's world: its ``rate`` in steps per second, names of its actions, and cameras that it sees."""
+    """Describe a policy's world: ``rate`` in steps per second if known, names of actions, and the cameras it sees."""
     kinds = [key.split("/", 1) for key in networks.observations if key.startswith(("pixels/", "depth/"))]
     names = sorted({name for _, name in kinds})
     cameras = describe_cameras(envs.simulator.task.model, names) if envs.simulator else {}
-    return {"rate": envs.metadata["render_fps"], "action_names": list(envs.action_names), "cameras": cameras}
+    # What Gymnasium's environments state is the rate of their films.
+    rate = envs.metadata["render_fps"] if envs.simulator else None
+    return {"rate": rate, "action_names": list(envs.action_names), "cameras": cameras}
 
 
 def describe_cameras(model: mujoco.MjModel, names: list[str]) -> dict[str, dict[str, Any]]:

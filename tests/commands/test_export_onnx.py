@@ -240,6 +240,28 @@ def test_what_a_run_tells_of_its_policy(tmp_path: Path) -> None:
         assert "commit" not in history(tmp_path, 120)
 
 
+def test_a_run_in_a_gymnasium_environment_keeps_its_bounds(tmp_path: Path) -> None:
+    job = ["exp=ppo", "env=gym", "env.id=Pendulum-v1", "env.options.frames=none", "agent.observations=[state]"]
+    with sheeplike.init(*job, "profile=cpu", "compile=off", "dry_run=true", f"run_dir={tmp_path / 'run'}") as run:
+        run.iterate(1)
+    main(Request([f"run={tmp_path / 'run'}", "format=onnx"], [], help=False))
+    (file,) = (tmp_path / "run" / "export").iterdir()
+    player = Player(str(file))
+    assert player.facts["action"] == {"shape": [1], "dtype": "float32", "low": [-2.0], "high": [2.0]}
+    assert (player.facts["rate"], player.facts["cameras"]) == (None, {})
+    assert player.act({"state": np.zeros(3, np.float32)}).shape == (1,)
+
+
+@pytest.mark.parametrize("facts", ["", "[1]", "null", "{}", '{"format": 0}', '{"format": 1, "observations": []}'])
+def test_an_onnx_file_of_another_kind_is_refused(facts: str, file: Path) -> None:
+    import onnx as library
+
+    model = library.load(str(file))
+    model.metadata_props[0].value = facts
+    with pytest.raises(ValueError, match="format=onnx"):
+        Player(model.SerializeToString())
+
+
 @slow
 def test_the_robot_of_the_page_is_driven(file: Path) -> None:
     deploy = Path(__file__).parents[2] / "howto" / "deploy"
