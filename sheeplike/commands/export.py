@@ -58,8 +58,7 @@ def main(request: Request) -> None:
     if request.help:
         echo(f"python -m sheeplike export run=<run_dir> [key=value ...]\n\n{explain_keys(keys_of(ExportOptions))}\n")
         echo(f"Writes {WEIGHTS}, {MODEL} and {CONFIG_FILE}: all or none. Existing files are never replaced.")
-        echo("safetensors.torch.load_file reads the weights alone.")
-        echo("sheeplike/player.py plays the file of format=onnx.")
+        echo("safetensors.torch.load_file reads the weights alone, sheeplike/player.py plays what is ONNX.")
         return
     asked = load_options(ExportOptions, request.about_run())
     if asked.format == "onnx":
