@@ -3,7 +3,18 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import Field
 
-from sheeplike.options import HEADLINE, RESUMABLE, Options, is_within, keys_of, marked, nearest, one_of
+from sheeplike.options import (
+    HEADLINE,
+    LINE,
+    RESUMABLE,
+    Options,
+    explain_keys,
+    is_within,
+    keys_of,
+    marked,
+    nearest,
+    one_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -22,6 +33,19 @@ from sheeplike.options import HEADLINE, RESUMABLE, Options, is_within, keys_of, 
 def test_nearest(name, known, expected):
     assert nearest(name, known) == expected
     assert nearest(name, iter(known)) == expected
+
+
+def test_long_meanings_are_wrapped_below_their_column():
+    class Wide(Options):
+        size: int = Field(1, description="many words " * 30)
+        other: int = Field(2, description="few words")
+
+    first, *rest, last = explain_keys(keys_of(Wide)).splitlines()[1:]
+    assert max(map(len, [first, *rest, last])) <= LINE
+    column = first.index("many")
+    assert len(rest) > 1
+    assert all(line[:column].isspace() and line[column] != " " for line in rest)
+    assert last.index("few") == column
 
 
 def test_nearest_but_not_anything():
