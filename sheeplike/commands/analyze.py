@@ -15,7 +15,7 @@ from sheeplike.commands import Request
 from sheeplike.config.compose import load_options
 from sheeplike.config.errors import as_command_errors
 from sheeplike.config.schema import Config
-from sheeplike.options import CommandError, explain_keys, keys_of
+from sheeplike.options import CommandError, InvalidOption, explain_keys, keys_of
 from sheeplike.run.layout import ANALYSES
 from sheeplike.terminal import echo, info
 from sheeplike.trained import exported
@@ -27,6 +27,9 @@ class AnalyzeOptions(TrainedOptions):
 
     episodes: int = Field(
         50, ge=4, le=2**12, description="episodes to play with the policy, and as many with random actions"
+    )
+    trust: bool = Field(
+        False, description="fork the simulator beside the dream: other physics and looks, ranking, exploits, alarms"
     )
 
 
@@ -40,6 +43,8 @@ def main(request: Request) -> None:
         return
     asked = load_options(AnalyzeOptions, request.about_run())
     run_dir, config, asked = open_trained(asked, "analyze", ANALYSES, world_model=True)
+    if asked.trust and not envs.simulated(config.env.name):
+        raise InvalidOption("trust", True, f"false: {config.env.name} is not simulated here", False)
     info("loading torch and JAX")
     analyze_run(run_dir, config, asked)
 
@@ -48,11 +53,13 @@ def analyze_run(run_dir: Path, config: Config, asked: AnalyzeOptions) -> None:
     """Play, analyse, print and save; ``asked`` has ``num_envs`` and ``accelerator``."""
     import torch
 
+    from sheeplike.inspection import trust
     from sheeplike.inspection.dissect import PRIVILEGED_STATE, dissect
     from sheeplike.inspection.episodes import play
     from sheeplike.inspection.model import TrainedModel
     from sheeplike.inspection.report import summarize, write
     from sheeplike.monitor.progress import banner, phase
+    from sheeplike.run.build import build_envs
 
     step, networks, made = rebuild(run_dir, config, asked)
     model = TrainedModel(networks)
@@ -67,8 +74,15 @@ def analyze_run(run_dir: Path, config: Config, asked: AnalyzeOptions) -> None:
     made.close()
     with phase("analysing the model"), as_command_errors(*too_large):
         found = dissect(model, played, positions=made.positions, entries=made.entries, seed=asked.seed)
+    if asked.trust:
+        lines = config.randomization | trust.lines(bool(model.cameras))
+        forked = build_envs(config.replace(randomization=lines), asked.num_envs, model.device)
+        with phase("forking the simulator beside the dream"), as_command_errors(envs.Unusable, *too_large):
+            found.numbers["trust"] = trust.measure(model, forked, seed=asked.seed)
+        forked.close()
     about = {"run": asked.run, "env": config.env.task, "step": step, **asked.model_dump(exclude={"run"})}
     banner(f"policy step {step:,} of {asked.run}", summarize(found.numbers))
+    name = name_results(step, asked, config, "_trust" if asked.trust else "")
     with as_command_errors(OSError):
-        files = write(results_of(run_dir, ANALYSES) / name_results(step, asked, config), found, about)
+        files = write(results_of(run_dir, ANALYSES) / name, found, about)
     echo(*(f"saved: {file}" for file in files))

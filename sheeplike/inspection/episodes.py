@@ -78,7 +78,7 @@ def play(
     with own_randomness(envs.device):
         torch.manual_seed(first)
         for start in range(0, episodes, envs.num_envs):
-            chosen = networks.player(envs.num_envs).act if act == "policy" else _random(envs)
+            chosen = networks.player(envs.num_envs).act if act == "policy" else lambda *_: random_actions(envs)
             found.append(_round(envs, chosen, list(keys), first + start))
     return _join(found, episodes)
 
@@ -115,19 +115,15 @@ def _round(envs: VectorEnv, act: Act, keys: list[str], seed: int) -> Episodes:
     return Episodes({key: picked[key] for key in keys}, picked["action"], reward, picked["is_terminal"], lengths)
 
 
-def _random(envs: VectorEnv) -> Act:
-    """Draw actions uniformly, with torch's own generator."""
+def random_actions(envs: VectorEnv) -> Tensor:
+    """Draw one action for each world uniformly, ``(N, ...)``, with torch's own generator."""
     codec, device = ActionCodec(envs.single_action_space), envs.device
     shape = envs.num_envs, *envs.single_action_space.shape
-
-    def act(obs: dict[str, Tensor], is_first: Tensor) -> Tensor:
-        if not codec.discrete:
-            return 2 * torch.rand(shape, device=device) - 1  # every agent takes a Box in [-1, 1]
-        ranges = zip(codec.starts, codec.classes, strict=True)
-        drawn = [torch.randint(start, start + count, (envs.num_envs,), device=device) for start, count in ranges]
-        return torch.stack(drawn, -1).reshape(shape)
-
-    return act
+    if not codec.discrete:
+        return 2 * torch.rand(shape, device=device) - 1  # every agent takes a Box in [-1, 1]
+    ranges = zip(codec.starts, codec.classes, strict=True)
+    drawn = [torch.randint(start, start + count, (envs.num_envs,), device=device) for start, count in ranges]
+    return torch.stack(drawn, -1).reshape(shape)
 
 
 def _join(parts: list[Episodes], count: int) -> Episodes:

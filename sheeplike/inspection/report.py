@@ -31,6 +31,7 @@ from sheeplike.trained.playing import finite
 NUMBERS, PAGE, PROBE = ANALYSIS_FILE, "analysis.html", "linear_probe.safetensors"
 TAG = "analyze"  # prefix in TensorBoard
 WIDTH = 120  # columns of a line in the terminal
+DRIFTS = ("dream", "friction x 0.25", "mass x 4", "gravity x 2", "action 1 step late")
 KNOWN = 0.9  # R^2 from which on the report calls a position known
 Numbers = Mapping[str, Any]
 
@@ -100,6 +101,7 @@ def curves(numbers: Numbers) -> dict[str, list[float]]:
 def draw(numbers: Numbers) -> dict[str, bytes]:
     """Draw the figures, as PNG by name."""
     makers = [_open_loop, _surprise, _calibration, _groups, _effects]
+    makers += [_trust] if "trust" in numbers else []
     makers += [_probes, _probe_groups] if "probes" in numbers and _best_first(numbers) else []
     with matplotlib.rc_context({"font.size": 11, "axes.titlesize": 11, "legend.frameon": False}):
         return {make.__name__.removeprefix("_"): encode(make(numbers), "png") for make in makers}
@@ -236,6 +238,42 @@ def _probe_groups(numbers: Numbers) -> Figure:
     return figure
 
 
+def _trust(numbers: Numbers) -> Figure:
+    found = numbers["trust"]
+    figure = Figure(figsize=(12, 9), layout="constrained")
+    drift, changes, ranking, alarms = figure.subplots(2, 2).flat
+    camera = next((key for key in found["drift"]["dream"] if key != "reward"), "reward")
+    for (name, color), width in zip(zip(DRIFTS, COLOURS, strict=False), (3, 1.5, 1.5, 1.5, 1.5), strict=True):
+        drift.plot(range(1, found["steps"] + 1), found["drift"][name][camera], color=color, label=name, linewidth=width)
+    _tidy(drift, "steps after the fork", "squared error", f"{plain(camera)}: drift from the unchanged simulator")
+    drift.set_yscale("log")
+    drift.legend(fontsize=9)
+    names = list(found["changes"])
+    means = np.array([one["return"] for one in found["changes"].values()])
+    ends = np.array([one["return_interval"] for one in found["changes"].values()])
+    bars = {"xerr": np.abs(ends.T - means), "color": [COLOURS[0 if name == "dream" else 1] for name in names]}
+    changes.barh(names, means, ecolor="0.3", **bars)
+    changes.invert_yaxis()
+    _tidy(changes, "return after the fork", "", "the policy in changed simulators")
+    shown = found["ranking"]
+    both = [*shown["dreamt"], *shown["real"]]
+    ranking.plot([min(both), max(both)], [min(both), max(both)], color="0.5", linewidth=0.8, zorder=0)
+    ranking.plot(shown["dreamt"], shown["real"], "o", color=COLOURS[0])
+    for name, *place in zip(shown["policies"], shown["dreamt"], shown["real"], strict=True):
+        ranking.annotate(name, place, fontsize=9, xytext=(5, -10), textcoords="offset points")
+    _tidy(ranking, "dreamt return", "real return", f"policies, in agreement: tau {shown['agreement']:.2f}")
+    rows = np.arange(len(names) - 1)
+    for shift, (signal, one) in enumerate(found["alarm"].items()):
+        shares = [one[name]["share"] for name in names[1:]]
+        alarms.barh(rows + 0.4 * shift - 0.2, shares, 0.38, color=COLOURS[shift], label=signal)
+    alarms.set_yticks(rows, names[1:])
+    alarms.invert_yaxis()
+    _tidy(alarms, "share of episodes with an alarm", "", "alarms")
+    alarms.set_xlim(0, 1)
+    alarms.legend(fontsize=9)
+    return figure
+
+
 def _heat(
     axis: Axes, columns: Mapping[str, Sequence[float | None]], numbers: Numbers, *, written: bool = False
 ) -> AxesImage:
@@ -269,6 +307,8 @@ def page(numbers: Numbers, figures: Mapping[str, bytes], strips: Mapping[str, by
     tables = {part: {kind: scalars(numbers[part][kind]) for kind in kinds} for part in parts}
     errors = [(f"{kind}, {key}", one) for kind in kinds for key, one in numbers["open_loop"][kind].items()]
     tables["open_loop"] = {name: scalars(one) for name, one in errors if isinstance(one, Mapping) and "mse" in one}
+    if "trust" in numbers:
+        tables |= _trust_tables(numbers["trust"])
     if "probes" in numbers:
         for kind in kinds:
             tables[kind] = {name: scalars(one) for name, one in _probe_columns(numbers["probes"][kind])}
@@ -278,6 +318,25 @@ def page(numbers: Numbers, figures: Mapping[str, bytes], strips: Mapping[str, by
     template = jinja2.Template(text, autoescape=True, trim_blocks=True)
     known = {"numbers": numbers, "tables": tables, "pictures": pictures, "strips": strips, "about": about}
     return template.render(known, kinds=kinds, short=conclude(numbers), DEAD_KL=DEAD_KL, NUMBERS=NUMBERS)
+
+
+def _trust_tables(found: Numbers) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return tables of changes and of exploitability: column, row, value."""
+    changes: dict[str, Any] = {}
+    for name, one in found["changes"].items():
+        for key, label in {"return": "return", "success": "success"}.items():
+            interval = one.get(f"{key}_interval")
+            if interval:
+                changes.setdefault(label, {})[name] = f"{one[key]:.3g} ({interval[0]:.3g} to {interval[1]:.3g})"
+        for signal, alarm in found["alarm"].items():
+            if name in alarm:
+                for key, label in {"share": "share with an alarm", "delay": "steps until it, median"}.items():
+                    changes.setdefault(f"{signal}: {label}", {})[name] = alarm[name].get(key)
+    gaps = {
+        name: {**scalars(one), "interval": "{:.3g} to {:.3g}".format(*one["interval"])}
+        for name, one in found["exploitability"].items()
+    }
+    return {"changes": changes, "exploitability": gaps}
 
 
 def _probe_columns(found: Numbers) -> Iterable[tuple[str, Numbers]]:
@@ -333,6 +392,7 @@ def conclude(numbers: Numbers) -> list[str]:
     expected, came, count = max(zip(*bins, strict=True), key=lambda row: abs(row[0] - row[1]) * row[2])
     text = f"expected at {expected:.0%}, it came at {came:.0%} of {count} steps"
     said.append(f"End of the episode, where it is furthest off: {text}, of {sum(bins[2]):,} in all.")
+    said += _say_what_to_trust(numbers["trust"]) if "trust" in numbers else []
     dead, count = of["groups"]["dead"], len(of["groups"]["kl"])
     text = f"{of['surprise']['mean']:.1f} nats a step, {of['surprise']['first_step']:.1f} at the first"
     return [*said, f"Dead groups: {_listed(dead)}, of {count}. Surprise: {text}."]
@@ -350,6 +410,25 @@ def _say_what_is_known(numbers: Numbers, scores: Numbers) -> str:
     doubt = [f"{found['names'][n]} (R² {r2[n]:.2f})" for n in places if n not in known]
     when = f", of the same steps seen and imagined {ahead} steps ahead" if ahead != "0" else ""
     return f"Error of a linear probe of positions{when}: {_listed(text)}; hardly known: {_listed(doubt)}."
+
+
+def _say_what_to_trust(found: Numbers) -> Iterable[str]:
+    """Say what forks of the simulator tell of the model."""
+    shown, drift = found["ranking"], found["drift"]
+    yield f"Policies ranked in the dream and in the simulator agree with tau {shown['agreement']:.2f}."
+    for name, one in found["exploitability"].items():
+        verdict = "exploits the dream" if one["exploited"] else "does not exploit the dream"
+        gap = "{gap:.3g}, 95 % interval {interval[0]:.3g} to {interval[1]:.3g}".format(**one)
+        yield f"The {name} {verdict}: dreamt {one['dreamt']:.3g}, real {one['real']:.3g}, difference {gap}."
+    camera = next((key for key in drift["dream"] if key != "reward"), "reward")
+    last = min(15, found["steps"]) - 1
+    larger = [name for name, one in drift.items() if one[camera][last] > drift["dream"][camera][last]]
+    yield f"After {last + 1} steps these simulators are farther from the real one than the dream: {_listed(larger)}."
+    usual = found["changes"]["unchanged"]["return_interval"][0]
+    worse = {name: one for name, one in found["changes"].items() if one["return_interval"][1] < usual}
+    noticed = [name for name in worse if any(one[name]["share"] > 0.5 for one in found["alarm"].values())]
+    missed = [name for name in worse if name not in {*noticed, "dream"}]
+    yield f"Changes that cost return: with an alarm in most episodes {_listed(noticed)}; without {_listed(missed)}."
 
 
 def summarize(numbers: Numbers) -> dict[str, str]:

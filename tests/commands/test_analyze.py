@@ -44,6 +44,7 @@ def begun(alone: None, sheeplike: Callable) -> Callable[..., Path]:
         (("run=mine", "episodes=8", "num_envs=9"), ["num_envs=9", "episodes=8", "nearest: num_envs=8"]),
         (("run=mine", "checkpoint=99"), ["64, 128", "nearest: checkpoint=128"]),
         (("run=mine", "episode=9"), ["'episode'", "nearest: episodes"]),
+        (("run=others", "trust=true"), ["trust=True", "nearest: trust=False"]),
         (("run=mine", "accelerator=cuda"), ["accelerator=cuda", "nearest: accelerator=cpu"]),
         (("mine", "theirs"), ["mine theirs"]),
         (("run=demo",), ["run=demo", "nearest: run=demo:franka_pick"]),
@@ -115,6 +116,7 @@ def test_a_run_and_its_export_give_the_same_numbers(tmp_path: Path, capfd: pytes
         "num_envs": 2,
         "seed": 0,
         "accelerator": "cpu",
+        "trust": False,
     }
     assert found["episodes"]["policy"]["episodes"] == found["episodes"]["random"]["episodes"] == 4
     assert (found["probes"]["target"], found["probes"]["predicted"]) == ("privileged_state", False)

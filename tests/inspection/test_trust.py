@@ -1,0 +1,110 @@
+"""Forks of the simulator beside the dream: the same state, the same actions, and one thing that differs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import VectorEnv
+
+from sheeplike import envs
+from sheeplike.agents.dreamer_v3 import DreamerV3Config, Size
+from sheeplike.agents.dreamer_v3.networks import DreamerNetworks
+from sheeplike.inspection import trust
+from sheeplike.inspection.model import TrainedModel
+from sheeplike.inspection.trust import CHANGES, PLANS, WINDOW, Fork, Rollout, lines, measure
+
+WORLDS, CAMERA, LENGTH = 4, "pixels/fixed", 40
+
+
+@pytest.fixture(scope="module")
+def worlds() -> Iterator[VectorEnv]:
+    made = envs.make(
+        "cartpole_balance", num_envs=WORLDS, image_size=48, randomization=lines(True), episode_length=LENGTH
+    )
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def model(worlds: VectorEnv) -> TrainedModel:
+    torch.manual_seed(0)
+    size = Size(deter=64, hidden=16, classes=4, depth=2, units=16)
+    config = DreamerV3Config(size=size, observations=("pixels/*", "state"))
+    return TrainedModel(DreamerNetworks(worlds.single_observation_space, worlds.single_action_space, config))
+
+
+def rollout(reward: list[list[float]], surprise: list[list[float]] | None = None) -> Rollout:
+    values = torch.tensor(reward)
+    nothing = torch.zeros_like(values)
+    seen = nothing if surprise is None else torch.tensor(surprise)
+    return Rollout({}, nothing, values, torch.ones_like(values), seen, nothing, nothing)
+
+
+def test_a_fork_repeats_the_simulator_and_changes_one_thing(worlds: VectorEnv, model: TrainedModel) -> None:
+    with torch.no_grad():
+        fork = Fork(model, worlds, seed=7)
+        usual = fork.real(model.act, 12, frames=True)
+        again = fork.real(model.act, 12, frames=True)
+        same = {name: fork.real(trust._replay(usual), 12, change, frames=True) for name, change in CHANGES.items()}
+    for name, value in vars(again).items():
+        if name != "frames":
+            assert torch.equal(value, getattr(usual, name)) or name == "success", name
+    assert torch.equal(same["unchanged"].frames[CAMERA], usual.frames[CAMERA])
+    for name in ("brightness x 0.5", "other colours", "camera up to 5 cm off"):
+        assert torch.equal(same[name].reward, usual.reward), "looks change nothing else"
+        assert not torch.equal(same[name].frames[CAMERA][:, 0], usual.frames[CAMERA][:, 0]), name
+    for name in ("mass x 4", "gravity x 2", "damping x 4", "action 3 steps late"):
+        assert not torch.equal(same[name].reward, usual.reward), name
+    dark = same["brightness x 0.5"].frames[CAMERA].float().mean() / usual.frames[CAMERA].float().mean()
+    assert dark == pytest.approx(0.5, abs=0.02)
+
+
+@pytest.mark.slow
+def test_measured_twice_it_is_the_same(worlds: VectorEnv, model: TrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = {name: CHANGES[name] for name in ("unchanged", "gravity x 2")}
+    monkeypatch.setattr(trust, "CHANGES", few)
+    state = torch.get_rng_state()
+    found = measure(model, worlds)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert found == measure(model, worlds)
+    assert found["steps"] == LENGTH - found["context"]
+    assert max(found["drift"]["unchanged"][CAMERA]) == 0 < min(found["drift"]["dream"][CAMERA])
+    assert set(found["changes"]) == {"dream", *few}
+    assert found["ranking"]["policies"][0] == "0% random"
+    assert set(found["exploitability"]) == {"policy", f"best of {PLANS} plans"}
+    other = measure(model, worlds, seed=1)
+    assert other["ranking"]["real"] != found["ranking"]["real"]
+
+
+def test_a_promise_that_is_not_kept_is_an_exploit() -> None:
+    rng = np.random.default_rng(0)
+    real = rng.normal(1, 0.1, (30, 5)).tolist()
+    more = rng.normal(2, 0.1, (30, 5)).tolist()
+    assert trust._gap(rollout(more), rollout(real))["exploited"]
+    assert not trust._gap(rollout(real), rollout(more))["exploited"]
+    assert not trust._gap(rollout(real), rollout(real))["exploited"]
+    cut = replace(rollout(more), weight=torch.tensor([[1.0, 1.0, 0.0, 0.0, 0.0]] * 30))
+    assert trust._gap(cut, rollout(real))["dreamt"] == pytest.approx(4, abs=0.2), "what the end cuts off is no promise"
+
+
+def test_the_alarm_is_silent_until_something_changes() -> None:
+    calm = [[1.0] * 20, [1.2] * 20]
+    jump = [[1.0] * 8 + [9.0] * 12, [1.0] * 20]
+    found = trust._alarm(rollout(calm, calm), rollout(calm, calm), {"change": rollout(calm, jump)})["surprise"]
+    assert found["threshold"] == pytest.approx(1.2)
+    assert found["unchanged"] == {"share": 0.0}
+    # The mean over the window passes the threshold with the first step after the change.
+    assert found["change"] == {"share": 0.5, "delay": 9}
+    assert found["change"]["delay"] >= WINDOW
+
+
+def test_policies_are_ranked_by_their_mean_returns() -> None:
+    low, middle, high = (rollout([[value] * 3] * 4) for value in (0.0, 1.0, 2.0))
+    same = {"a": (low, low), "b": (middle, middle), "c": (high, high)}
+    turned = {"a": (low, high), "b": (middle, middle), "c": (high, low)}
+    assert trust._ranking(same)["agreement"] == pytest.approx(1)
+    assert trust._ranking(turned)["agreement"] == pytest.approx(-1)
