@@ -69,6 +69,7 @@ def play(listening: socket, recordings: Path, config: Config, asked: DreamOption
     from sheeplike.inspection.dream.server import Server, serve
     from sheeplike.inspection.dream.session import NO_IMAGES, Session
     from sheeplike.inspection.model import load
+    from sheeplike.inspection.trust import smooth
     from sheeplike.monitor.progress import phase
     from sheeplike.run.build import build_envs, launch
     from sheeplike.trained.recording import facts_of
@@ -86,12 +87,14 @@ def play(listening: socket, recordings: Path, config: Config, asked: DreamOption
             place = expand(asked.to) if asked.to else recordings.with_name(DEMOS)
             session = Session(world, model, seed=asked.seed, demos=lambda: NpzWriter(place, facts_of(config, world)))
             session.tick()
-        if world.positions:
-            label = f"playing {overlay.EPISODES} episodes, to learn how the latents change with positions"
-            several = envs.simulated(config.env.name)  # a world of another package may exist only once
+        several = envs.simulated(config.env.name)  # a world of another package may exist only once
+        if several or world.positions:
             opened = closing(build_envs(config, overlay.EPISODES, fabric.device)) if several else nullcontext(world)
-            with opened as worlds, phase(label):
-                session.places = overlay.learn(model, world, worlds)
+            with opened as worlds, phase(f"playing {overlay.EPISODES} episodes, to learn what is usual"):
+                played, states = overlay.watch(model, worlds)
+                session.alarm = smooth(model.kl(states).cpu()[:, 1:], played.valid[:, 1:]).max().item()
+            if world.positions:
+                session.places = overlay.learn(model, world, played, states)
         if asked.to:
             info(session.teach())
         session.start(asked.seed)

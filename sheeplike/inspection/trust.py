@@ -302,16 +302,16 @@ def _alarm(usual: Rollout, others: Rollout, watched: Mapping[str, Rollout]) -> N
     """
     found: Numbers = {}
     for signal in ("surprise", "error"):
-        threshold = _smooth(others, signal).max().item()
+        threshold = smooth(getattr(others, signal), others.weight > 0).max().item()
         found[signal] = {"threshold": threshold}
         for name, one in ({"unchanged": usual} | dict(watched)).items():
-            alarms = _smooth(one, signal) > threshold
+            alarms = smooth(getattr(one, signal), one.weight > 0) > threshold
             delays = (alarms.int().argmax(1) + WINDOW)[alarms.any(1)].tolist()
             delay = {"delay": statistics.median(delays)} if delays else {}
             found[signal][name] = {"share": len(delays) / len(alarms)} | delay
     return found
 
 
-def _smooth(one: Rollout, signal: str) -> Tensor:
-    """Return a signal's mean over the last :data:`WINDOW` steps, from the first full window on; 0 after the end."""
-    return torch.where(one.weight > 0, getattr(one, signal), 0.0).unfold(1, WINDOW, 1).mean(-1)
+def smooth(values: Tensor, valid: Tensor) -> Tensor:
+    """Return means ``(N, I - WINDOW + 1)`` over the last :data:`WINDOW` steps; what is not valid counts as 0."""
+    return torch.where(valid, values, 0.0).unfold(1, WINDOW, 1).mean(-1)

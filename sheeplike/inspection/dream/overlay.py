@@ -24,10 +24,10 @@ from torch import Tensor
 
 from sheeplike.inspection import dissect, probes
 from sheeplike.inspection.dissect import PRIVILEGED_STATE
-from sheeplike.inspection.episodes import play
+from sheeplike.inspection.episodes import Episodes, play
 from sheeplike.inspection.model import Expected, States, TrainedModel
 
-EPISODES = 8  # number of episodes that everything here is fitted to
+EPISODES = 8  # number of episodes that everything here is fitted to, and the alarm
 CORRECTIONS = 8  # most steps of a drag in a dream: what is read follows each by a part
 NEAR = 0.002  # metres; a drag in a dream ends so near to its goal
 LIFT = 0.02  # metres above the ground from which a drag asks for a lift
@@ -160,18 +160,23 @@ class Places:
         return {key: camera for key, camera in seen.items() if camera is not None}
 
 
-def learn(model: TrainedModel, envs: VectorEnv, worlds: VectorEnv) -> Places:
-    """Fit directions, a probe if the model was not taught, and the trust, in episodes of the policy in ``worlds``."""
-    keys = [*model.observations, PRIVILEGED_STATE]
+def watch(model: TrainedModel, worlds: VectorEnv) -> tuple[Episodes, States]:
+    """Play :data:`EPISODES` episodes of the policy; return them with the model's states."""
+    keys = [key for key in worlds.single_observation_space if key in {*model.observations, PRIVILEGED_STATE}]
     played = play(model.networks, worlds, episodes=EPISODES, keys=keys, act="policy")
-    states, steps = dissect.observe(model, played), played.valid
+    return played, dissect.observe(model, played)
+
+
+def learn(model: TrainedModel, envs: VectorEnv, played: Episodes, states: States) -> Places:
+    """Fit directions, a probe if the model was not taught, and the trust, in episodes of the policy."""
+    steps = played.valid
     features, truth = states.features[steps].cpu(), played.obs[PRIVILEGED_STATE][steps]
-    number = torch.arange(EPISODES)[:, None].expand(steps.shape)[steps]
+    number = torch.arange(len(played))[:, None].expand(steps.shape)[steps]
     held_out, read = torch.ones(len(number), dtype=torch.bool), taught
     if is_taught(model):
         found = model.decode(states[steps]).frames[PRIVILEGED_STATE].cpu()
     else:
-        held_out = torch.isin(number, probes.split(EPISODES)[1])
+        held_out = torch.isin(number, probes.split(len(played))[1])
         found = probes.fit_linear(features[~held_out], truth[~held_out], number[~held_out]).predict(features)
         probe = probes.fit_linear(features, truth, number)
         read = lambda states, expected: probe.predict(states.features.cpu())  # noqa: E731

@@ -263,7 +263,9 @@ function show(now, buffer, at) {
       foot.title = "PSNR: likeness of the dream's frames and the real ones; more is better";
     }
     else {
-      element.querySelector(".what").textContent = `episode ${now.episode}, step ${now.age}`;
+      const alarm = strips.numbers[now.step - strips.base]?.alarm[0];
+      element.querySelector(".what").textContent = `episode ${now.episode}, step ${now.age}${alarm ? " · alarm: unusual surprise" : ""}`;
+      element.classList.toggle("alarm", Boolean(alarm));
       showLegend(foot, now);
     }
     const first = element.querySelector(".frame");
@@ -487,6 +489,10 @@ function drawStrips() {
     }
     const x = (k) => GUTTER + (k / (count - 1)) * (width - GUTTER - 2) + 1;
     const y = (value) => height - 5 - ((Math.min(Math.max(value, low), high) - low) / (high - low)) * (height - 10);
+    if (name === "surprise") {
+      pen.fillStyle = css("--alarm");
+      steps.forEach((one, k) => one.alarm[0] && pen.fillRect(x(k - 0.5), 0, x(1) - x(0), height));
+    }
     pen.lineWidth = 1;
     pen.strokeStyle = css("--rule");
     for (const step of strips.begins) if (step > from && step < from + count) line(pen, x(step - from), 0, x(step - from), height);

@@ -14,6 +14,7 @@ A session does not know the web server, and is used by one thread.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +33,7 @@ from sheeplike.data.writing import NpzWriter
 from sheeplike.inspection.dream.overlay import Places, Points
 from sheeplike.inspection.dream.recording import MOST_SEED, PLACED, Recording
 from sheeplike.inspection.model import States, TrainedModel, combine
+from sheeplike.inspection.trust import WINDOW
 from sheeplike.monitor.video import to_colour
 from sheeplike.nn.cnn import to_unit
 from sheeplike.options import CommandError, InvalidOption
@@ -74,10 +76,11 @@ class Moment:
         twin: ``(1,)``, the first dream without forced classes and with the same noise; None where none is forced.
         action: ``(1, ...)`` as the environment takes it, chosen here; None if not chosen yet.
         placed: positions ``(3,)`` of what was dragged in the simulator before that action.
-        numbers: content of the strips; see :data:`STRIPS`.
+        numbers: content of the strips, see :data:`STRIPS`; and ``alarm``, 1 while surprise is above the threshold.
         pictures, points: of the real side, then of each dream: camera to uint8 ``(H, W, 3)``, and to labelled points.
         extras: other pictures, by name.
         effect: mean change of the first dream's pixels by forced classes, of 255.
+        recent: surprise at the steps of the episode before this one, without the first; at most as many as count.
         obs: all that the environment showed, while demonstrations are recorded.
         recorded: file of the episode that ended here; or the reason why it was not recorded, if it was to be.
     """
@@ -108,6 +111,7 @@ class Moment:
     points: list[Points] = field(default_factory=list)
     extras: dict[str, np.ndarray] = field(default_factory=dict)
     effect: float = 0.0
+    recent: tuple[float, ...] = ()
     obs: dict[str, np.ndarray] = field(default_factory=dict)
     recorded: Path | str | None = None
 
@@ -116,7 +120,8 @@ STRIPS = {
     "reward": "for arriving at the step; blue: given by the simulator, orange: dreamt",
     "value": "expected discounted sum of later rewards; blue: from the real frames, orange: from the dream",
     "continue": "predicted probability that the episode goes on; blue: from the real frames, orange: from the dream",
-    "surprise": "KL of what was seen to what was expected, nats",
+    "surprise": "KL of what was seen to what was expected, nats; red: the mean of five steps is above all those "
+    "of the episodes that were played before the page opened",
     "error": "squared difference of the two frames, in [0, 1]",
 }
 """Numbers of a moment, for the real side and each dream; ``surprise`` is of the first alone, ``error`` of dreams."""
@@ -134,6 +139,7 @@ class Session:
         source: source of the actions.
         now: the moment that is shown, from which the play goes on.
         version: grows whenever moments are cut off or replaced.
+        alarm: surprise, as a mean over :data:`~sheeplike.inspection.trust.WINDOW` steps, above which it is an alarm.
         exact: True if the real side can go back.
         filmed: True if the environment has a picture for people; it is rendered if ``scene``, and rarely if ``late``.
 
@@ -158,6 +164,7 @@ class Session:
         self._placed: dict[str, np.ndarray] = {}
         self._given: deque[Tensor] = deque(maxlen=2)  # two, so that a key pressed for less than a step counts too
         self._pressed = self.neutral()
+        self.alarm = math.inf
         self.exact: bool = envs.exact_resume
         self.source: Source = "policy"
         self.version = 0
@@ -464,6 +471,7 @@ class Session:
         dreams = _awake(posterior, count, dreamt) if began else self._dream(dreamt, action, step)
         if not began:
             dreams |= {"age": before.age + 1, "blind": dreamt.blind + 1, "looks": dreamt.looks}
+            dreams["recent"] = () if before.is_first else (*before.recent, *before.numbers["surprise"])[1 - WINDOW :]
         # The images are copied: the environment may use its memory again.
         seen = {key: obs[key].clone().to(model.device) for key in model.cameras}
         truth = obs["privileged_state"].clone() if self.places else None
@@ -546,11 +554,13 @@ class Session:
             (to_unit(found.frames[key][1:]) - to_unit(moment.seen[key])).square().flatten(1).mean(1)
             for key in model.cameras
         ) / len(model.cameras)
+        recent = [*moment.recent, *model.kl(moment.posterior).tolist()]
         moment.numbers = {
+            "alarm": [float(len(recent) == WINDOW and sum(recent) > WINDOW * self.alarm)],
             "reward": [moment.reward, *found.reward[1:].tolist()],
             "value": found.value.tolist(),
             "continue": found.cont.tolist(),
-            "surprise": model.kl(moment.posterior).tolist(),
+            "surprise": recent[-1:],
             "error": errors.tolist(),
         }
         moment.pictures = [moment.film | picture(moment.seen)]

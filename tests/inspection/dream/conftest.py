@@ -18,7 +18,7 @@ from sheeplike import envs
 from sheeplike.agents.dreamer_v3 import DreamerV3Config, Size
 from sheeplike.agents.dreamer_v3.networks import DreamerNetworks
 from sheeplike.config.compose import load_saved
-from sheeplike.inspection.dream.overlay import EPISODES, Places, learn
+from sheeplike.inspection.dream.overlay import EPISODES, Places, learn, watch
 from sheeplike.inspection.dream.session import Session
 from sheeplike.inspection.model import TrainedModel, load
 from sheeplike.run.build import make_envs
@@ -118,7 +118,7 @@ def places(demo: tuple[VectorEnv, TrainedModel]) -> Places:
     worlds = make_envs(load_saved(DEMOS / "franka_pick" / "config.yaml").config, EPISODES, torch.device("cpu"))
     simulator.reset(seed=0)
     with closing(worlds):
-        return learn(model, simulator, worlds)
+        return learn(model, simulator, *watch(model, worlds))
 
 
 @pytest.fixture

@@ -89,7 +89,7 @@ def test_a_model_that_was_taught_says_where_the_box_is(worlds, model: TrainedMod
 def test_a_probe_reads_it_off_a_model_that_was_not_taught(worlds, model: TrainedModel, monkeypatch) -> None:
     """The same latents, read by a probe that has learnt from episodes of its own."""
     monkeypatch.setattr(overlay, "is_taught", lambda model: False)
-    places = overlay.learn(model, worlds, worlds)
+    places = overlay.learn(model, worlds, *overlay.watch(model, worlds))
     obs, _ = worlds.reset(seed=6)
     states: States = model.observe_step(None, None, {CAMERA: obs[CAMERA]}, seed=0)
     box = FrankaPick.positions["box"]
@@ -101,7 +101,8 @@ def test_a_probe_reads_it_off_a_model_that_was_not_taught(worlds, model: Trained
 def test_a_probe_of_a_model_that_has_learned_nothing_is_not_trusted(small_model, monkeypatch) -> None:
     made = envs.make("franka_pick", num_envs=4, image_size=48, cameras=["front"], episode_length=20)
     monkeypatch.setattr(overlay, "EPISODES", 4)
-    places = overlay.learn(small_model(made), made, made)
+    model = small_model(made)
+    places = overlay.learn(model, made, *overlay.watch(model, made))
     assert places.trust["box"] < 0.5
     assert places.movable == ["box"]
     made.close()

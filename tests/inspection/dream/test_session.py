@@ -14,6 +14,7 @@ from sheeplike.inspection.dream import recording
 from sheeplike.inspection.dream import session as sessions
 from sheeplike.inspection.dream.session import Session
 from sheeplike.inspection.model import States, psnr
+from sheeplike.inspection.trust import WINDOW
 from sheeplike.options import CommandError, InvalidOption
 
 
@@ -70,6 +71,7 @@ def test_the_numbers_of_a_step(pick):
     ticks(pick, 3)
     numbers = pick.here.numbers
     assert {name: len(values) for name, values in numbers.items()} == {
+        "alarm": 1,
         "reward": 2,
         "value": 2,
         "continue": 2,
@@ -86,6 +88,27 @@ def test_the_numbers_of_a_step(pick):
     strip = pick.strip(2)
     assert strip == {"numbers": [moment.numbers for moment in pick.moments[2:]], "begins": [], "ends": []}
     assert pick.strip(0)["begins"] == [0]
+
+
+def test_the_alarm_needs_a_window_of_one_episode(dots):
+    """It looks at the mean of the last steps, without the first of an episode, which is always a surprise."""
+    play = dots()
+    assert play.here.numbers["alarm"] == [0]
+    seen = []
+    play.alarm = -1.0
+    for _ in range(2 * WINDOW + 2):
+        play.tick()
+        seen.append((play.here.age >= WINDOW, play.here.numbers["alarm"] == [1]))
+    assert all(due == rung for due, rung in seen)
+    assert {rung for _, rung in seen} == {True, False}
+    surprise = [moment.numbers["surprise"][0] for moment in play.moments]
+    mean = sum(surprise[1 : WINDOW + 1]) / WINDOW
+    for threshold, rings in ((1.001 * mean, 0), (0.999 * mean, 1)):
+        play.start(0)
+        play.alarm = threshold
+        for _ in range(WINDOW):
+            play.tick()
+        assert play.here.numbers["alarm"] == [rings]
 
 
 def test_a_play_is_the_same_again(pick):
