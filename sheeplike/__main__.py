@@ -73,8 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         text, status = error, getattr(error, "status", FAILED)
         if isinstance(error, OSError):
-            status = UNSAVED
-            text = f"{reason_of(error)}; SHEEPLIKE_DEBUG=1 shows where"
+            text, status = f"{reason_of(error)}; SHEEPLIKE_DEBUG=1 shows where", UNSAVED
         elif isinstance(error, SystemExit):  # raised by an environment or its libraries, never by a command
             text = f"something in the run called sys.exit({error.code!r}); SHEEPLIKE_DEBUG=1 shows what"
         warn(text)
@@ -101,6 +100,11 @@ def dispatch(arguments: list[str]) -> int:
         raise CommandError("the working directory is gone: expected one that exists") from None
     if name.startswith("_") or not (COMMANDS / f"{name}.py").is_file():
         raise UnknownName("command", name, list_commands())
+    if sweep := next((word for word in arguments if word.partition("=")[0] in ("-m", "--multirun")), ""):
+        from sheeplike.config.compose import as_loop  # Hydra takes half a second to import
+
+        line = as_loop(name, [word for word in arguments if word != sweep])
+        raise CommandError(f"{sweep}: expected one run for each command, or seeds=3; nearest: {line}")
     request = parse(arguments)
     check_ranks()
     return importlib.import_module(f"sheeplike.commands.{request.module(name)}").main(request) or 0
@@ -126,12 +130,9 @@ def parse(arguments: Iterable[str]) -> Request:
         elif argument in ("--help", "-h"):
             wants_help = True
         elif flag in ("--config-dir", "-cd"):
-            directory = value or next(rest, "")
-            if not directory:
+            if not (directory := value or next(rest, "")):
                 raise CommandError("--config-dir: expected a directory behind it")
             config_dirs.append(directory)
-        elif flag in ("-m", "--multirun"):
-            raise CommandError(f"{flag}: expected one run for each command; nearest: seeds=3, or a loop in the shell")
         elif not value and flag.lstrip("-") in GROUPS:
             raise _expected_key(flag, flag.lstrip("-"), rest)
         elif value and not nearest(flag, FLAGS, cutoff=0.8):

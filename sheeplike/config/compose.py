@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import copy
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +27,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.default_element import ResultDefault
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, Quote, QuotedString
+from hydra.core.override_parser.types import Glob, Override, Quote, QuotedString
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import OmegaConf
@@ -57,8 +58,8 @@ class Composed(NamedTuple):
     @property
     def files(self) -> list[str]:
         """Sources that changed a value: files in the order of merging, then the command line."""
-        sources = dict.fromkeys(self.sources.values())
-        return [source for source in sources if "=" not in source]  # agent=ppo is a choice without a file
+        # A choice without a file is shown as agent=ppo.
+        return [source for source in dict.fromkeys(self.sources.values()) if "=" not in source]
 
 
 def load(arguments: Sequence[str], sources: Sources) -> Composed:
@@ -70,9 +71,10 @@ def load(arguments: Sequence[str], sources: Sources) -> Composed:
         (chosen if is_choice else changes).append(override)
     for choice in chosen:
         _check_choice(choice, sources)
+    given = {change.key_or_group: change.value() for change in changes}
     line = [one.input_line.lstrip("+") for one in chosen if (one.key_or_group, one.value()) != ("profile", "auto")]
     if not any(part.startswith("profile=") for part in line):
-        line.append(f"profile={_profile(changes)}")
+        line.append(f"profile={_profile(given.get('fabric.accelerator'))}")
 
     # Merge the files in order; a later one wins.
     files, choices = _list_files(line, sources)
@@ -84,7 +86,7 @@ def load(arguments: Sequence[str], sources: Sources) -> Composed:
         _check_keys(file, known)
     for change in changes:
         _check_change(change, known, merged.data["agent"]["name"], sources)
-    if _value_of("dry_run", changes, merged.data) is True:
+    if given.get("dry_run", merged.data.get("dry_run")) is True:
         _add_dry_run(merged, agent)
 
     # The command line comes last.
@@ -190,9 +192,9 @@ def start_of(arguments: Iterable[str]) -> tuple[Start, list[str]]:
     return load_options(Start, own), [argument for argument in arguments if argument not in own]
 
 
-def parse(argument: str) -> Override:
-    """Parse ``key=value`` or ``group=name``."""
-    if argument.startswith("=") or ("=" not in argument and not argument.startswith("~")):
+def parse(argument: str, *, sweeps: bool = False) -> Override:
+    """Parse ``key=value`` or ``group=name``, with ``sweeps`` also ``key=value,value``."""
+    if argument.startswith(("=", "~")) or "=" not in argument:
         raise CommandError(f"{argument!r}: expected key=value")
     key, _, value = argument.partition("=")
     if key in PATHS and value[:1] not in ("'", '"') and value != "null":  # a path may hold characters of the grammar
@@ -203,11 +205,27 @@ def parse(argument: str) -> Override:
         reason = str(error).splitlines()[0]
         hint = "closed brackets and texts in quotes" if set(value) & set("[]{}") else f"{key}=\"'{value}'\""
         raise CommandError(f"malformed override {argument!r}: {reason}; nearest: {hint}") from None
-    if override.is_delete():
-        raise CommandError(f"{argument!r}: expected key=value; a key cannot be removed")
-    if override.is_sweep_override():
+    if override.is_sweep_override() and not sweeps:
         raise CommandError(f"{argument!r}: expected one value; a list is written [a,b], several seeds seeds=[a,b]")
     return override
+
+
+def as_loop(command: str, words: Sequence[str]) -> str:
+    """Return the loops of a shell that run what a sweep of Hydra, such as ``agent.clip=0.1,0.2``, would run."""
+    loops, line = [], f"python -m sheeplike {command}"
+    place = dict(word.partition("=")[::2] for word in words).get("run_dir", "logs")
+    for word in words:
+        key, equals, _ = word.partition("=")
+        override = parse(word, sweeps=True) if equals and not key.startswith("-") else None
+        if override is None or not override.is_discrete_sweep() or isinstance(override.value(), Glob):
+            line += f" {shlex.quote(word)}"
+            continue
+        name = f"v{len(loops) + 1}"
+        loops.append(f"for {name} in {shlex.join(override.sweep_string_iterator())}; do ")
+        line, place = f'{line} "{key}=${name}"', f"{place}/{key}-${name}"
+    if loops and command == "train":
+        line += f' "run_dir={place}"'  # by default, runs that differ only in such a key would share one
+    return f"{''.join(loops)}{line}{'; done' * len(loops)}"
 
 
 class _File(NamedTuple):
@@ -326,12 +344,11 @@ def _read(entry: ResultDefault, sources: Sources) -> _File:
 def _check_file(file: _File, sources: Sources) -> None:
     """Raise for misplaced keys, and for sections of agents or profiles that do not exist."""
     for choices, values in file.parts():
-        for name in ("exp", "profile"):
-            if name in values:
-                raise CommandError(
-                    f"{file.source}: {name}: expected '# @package _global_' as its first line, if it holds keys of a "
-                    f"run; {name}= itself is chosen on the command line"
-                )
+        for name in sorted({"exp", "profile"} & values.keys()):
+            raise CommandError(
+                f"{file.source}: {name}: expected '# @package _global_' as its first line, if it holds keys of a "
+                f"run; {name}= itself is chosen on the command line"
+            )
         for group, _, name in (choice.partition("/") for choice in choices):
             if name not in {*sources.choices(group), *(registry.list_agents() if group == "agent" else ())}:
                 raise UnknownName(f"{file.source}: {group}", name, sources.choices(group))
@@ -348,10 +365,8 @@ def _check_choice(override: Override, sources: Sources) -> None:
     if path:
         with _one_line():
             text = path.read_bytes().decode(errors="replace")
-        if "\ufffd" in text:
-            raise CommandError(f"{path}: expected UTF-8")
-        if text.startswith("\ufeff"):
-            raise CommandError(f"{path}: expected UTF-8 without a byte order mark, which hides the first line")
+        if "\ufffd" in text or text.startswith("\ufeff"):  # such a mark would hide the first line
+            raise CommandError(f"{path}: expected UTF-8 without a byte order mark")
         if group == "exp" and not re.search(r"^#\s*@package\s+_global_\s*$", text, re.MULTILINE):
             raise CommandError(f"{path}: expected '# @package _global_' as its first line")
         with _one_line():
@@ -390,14 +405,8 @@ def check_key(override: Override, known: Mapping[str, Key]) -> None:
         raise CommandError(f"{override.input_line!r}: expected key=value, without @{override.package}")
 
 
-def _value_of(key: str, changes: Iterable[Override], data: Mapping[str, Any]) -> Any:
-    """Return the value of a top-level key after the changes of the command line."""
-    return {change.key_or_group: change.value() for change in changes}.get(key, data.get(key))
-
-
-def _profile(changes: Iterable[Override]) -> str:
-    """Return the profile that ``auto`` means: the device's if the command line chooses one, else the machine's."""
-    asked = _value_of("fabric.accelerator", changes, {})
+def _profile(asked: Any) -> str:
+    """Return the profile that ``auto`` means: that of the accelerator if one is asked for, else the machine's."""
     if asked in ("cpu", "cuda", "gpu"):
         return "cpu" if asked == "cpu" else "gpu"
     if (host.gpu_count() or host.driver_error()) and host.gpu_problem():
@@ -439,10 +448,9 @@ def _stored(sources: Sources) -> Iterator[None]:
     names = [(group, name) for group in ("env", "agent", "exp") for name in sources.without_file(group)]
     try:
         for group, name in names:
-            if group == "exp":
-                store.store(name, {"defaults": [{"override /agent": name}]}, group, package="_global_")
-            else:
-                store.store(name, {"name": name}, group)
+            is_recipe = group == "exp"
+            node = {"defaults": [{"override /agent": name}]} if is_recipe else {"name": name}
+            store.store(name, node, group, package="_global_" if is_recipe else None)
         yield
     finally:  # Hydra would take an entry for the schema of a later file with its name
         for group, name in names:
@@ -473,8 +481,7 @@ def _one_line(sources: Sources | None = None) -> Iterator[None]:
             raise CommandError(
                 f"{twice[1]} is chosen twice: expected '- override /{twice[1]}: <name>' in the file that changes it"
             ) from None
-        text = str(error) if isinstance(error, yaml.YAMLError) else str(error).split("\n\n")[0]
-        raise CommandError(text) from None
+        raise CommandError(str(error) if isinstance(error, yaml.YAMLError) else str(error).split("\n\n")[0]) from None
     except (ValueError, TypeError, AssertionError) as error:
         raise CommandError(f"{error}: {expected}") from None
 
@@ -483,8 +490,6 @@ def explain(composed: Composed) -> str:
     """Return every value of a configuration as a line ``key: value``, with its source."""
     lines = []
     for key, value in flat(to_data(composed.config)):
-        source = next(
-            (found for path, found in composed.sources.items() if key == path or path.startswith(f"{key}.")), ""
-        )
+        source = next((found for path, found in composed.sources.items() if f"{path}.".startswith(f"{key}.")), "")
         lines.append(f"{key}: {format_value(value)}" + (f"  # {source}" if source else ""))
     return "\n".join(lines)

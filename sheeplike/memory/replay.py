@@ -491,8 +491,7 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     # NumPy takes zeroed pages from the system as they are first used; torch writes zeros itself.
-    memory = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
-    return torch.from_numpy(memory).view(dtype).view(shape)
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
 
 
 def _map_file(directory: Path, size: int) -> mmap.mmap:
@@ -511,6 +510,4 @@ def free_memory(place: torch.device | Path) -> int | None:
     """Return the bytes that can still be allocated on a device or on the disk of a directory; None: unknown."""
     if not isinstance(place, torch.device):
         return shutil.disk_usage(place).free
-    if place.type == "cuda":
-        return torch.cuda.mem_get_info(place)[0]
-    return host.free_memory()
+    return torch.cuda.mem_get_info(place)[0] if place.type == "cuda" else host.free_memory()

@@ -124,8 +124,7 @@ def open_loop_video(truth: Tensor, model: Tensor, context: int) -> Tensor:
     canvas[:context] = torch.tensor(OBSERVING, dtype=torch.uint8, device=truth.device)
     canvas[context:] = torch.tensor(IMAGINING, dtype=torch.uint8, device=truth.device)
     canvas[:, :, :, BORDER:-BORDER, BORDER:-BORDER] = torch.stack([truth, model, error], 1)
-    canvas = canvas.permute(0, 1, 3, 2, 4, 5)
-    return canvas.reshape(steps, 3 * (height + 2 * BORDER), batch * (width + 2 * BORDER), 3)
+    return canvas.permute(0, 1, 3, 2, 4, 5).reshape(steps, 3 * (height + 2 * BORDER), batch * (width + 2 * BORDER), 3)
 
 
 def dream_video(seen: Tensor, model: Tensor, traces: Mapping[str, Tensor]) -> Tensor:

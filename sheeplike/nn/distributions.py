@@ -172,8 +172,7 @@ class TanhNormal(Normal):
 
     def entropy(self) -> Tensor:
         """Estimate the entropy ``(B,)`` from one sample: there is no closed form, and the gradient is unbiased."""
-        drawn = self.mean + self.std * torch.randn_like(self.mean)
-        return super().entropy() + _log_slope(drawn).sum(-1)
+        return super().entropy() + _log_slope(self.mean + self.std * torch.randn_like(self.mean)).sum(-1)
 
 
 def _log_slope(x: Tensor) -> Tensor:

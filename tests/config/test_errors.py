@@ -1,5 +1,6 @@
 """Bad input: one line that says what, where, what was expected and the nearest valid choice."""
 
+import itertools
 import subprocess
 import sys
 
@@ -7,8 +8,11 @@ import pytest
 
 from sheeplike import envs
 from sheeplike.__main__ import main
+from sheeplike.config.compose import load
 from sheeplike.config.errors import as_command_errors, nearest
-from sheeplike.options import CommandError
+from sheeplike.config.schema import to_data
+from sheeplike.config.sources import Sources
+from sheeplike.options import CommandError, flat
 
 JOB = ("exp=dreamer_v3", "env=franka_pick")
 
@@ -134,12 +138,48 @@ def test_values(refused, override, nearest):
         ("wandb=true", ["unknown key", "nearest: logger=[tensorboard,wandb];"]),
         ("logger=null", ["a list of names", "nearest: logger=[tensorboard]"]),
         ("logger=[mlfow]", ["tensorboard, wandb, mlflow", "nearest: logger=mlflow"]),
-        ("-m=x", ["nearest: seeds=3"]),
-        ("--multirun", ["nearest: seeds=3"]),
+        ("-m=x", ["seeds=3", "nearest: python -m sheeplike train exp=dreamer_v3 env=franka_pick"]),
+        ("--multirun", ["seeds=3", "nearest: python -m sheeplike train exp=dreamer_v3 env=franka_pick"]),
     ],
 )
 def test_values_and_what_would_do(refused, override, facts):
     assert refused(*JOB, override).names(override.partition("=")[0], *facts)
+
+
+@pytest.mark.parametrize(
+    ("given", "swept"),
+    [
+        (["--multirun", *JOB, "agent.clip=1e-4,3e-4", "exp=ppo"], {"agent.clip": (1e-4, 3e-4)}),
+        (
+            ["env=franka_pick", "exp=ppo,dreamer_v3", "env.cameras=[front],[front,wrist]", "run_dir=my runs", "-m"],
+            {"exp": ("ppo", "dreamer_v3"), "env.cameras": (["front"], ["front", "wrist"])},
+        ),
+        ([*JOB, "-m", "seed=range(3,6)", "compile=choice(auto,off)"], {"seed": (3, 4, 5), "compile": ("auto", "off")}),
+        ([*JOB, "-m", "seed=7", "run_dir=a,b"], {"seed": (7,)}),
+    ],
+)
+def test_a_sweep_is_answered_with_the_loop_that_runs_all_of_it(refused, given, swept, tmp_path, monkeypatch):
+    """Run by a shell, in which python writes down its arguments: each command is a run of its own."""
+    loop = refused(*given).partition("nearest: ")[2]
+    python = tmp_path / "python"
+    python.write_text("#!/bin/bash\nprintf '%s\\n' \"$@\" ''\n")
+    python.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    done = subprocess.run(["bash", "-c", loop], capture_output=True, text=True, check=True)
+    configs = []
+    for command in done.stdout.removesuffix("\n\n").split("\n\n"):
+        module, arguments = command.splitlines()[:3], command.splitlines()[3:]
+        assert module == ["-m", "sheeplike", "train"]
+        configs.append(load(arguments, Sources()).config)
+    values = [dict(flat(to_data(config))) for config in configs]
+    assert [tuple(one[key] for key in swept) for one in values] == list(itertools.product(*swept.values()))
+    place = next((word.partition("=")[2] for word in given if word.startswith("run_dir=")), "logs")
+    assert all(config.run_dir.startswith(place) for config in configs)
+    assert len({config.run_dir for config in configs}) == len(configs)
+
+
+def test_a_sweep_of_another_command_keeps_its_name(refused):
+    assert refused("eval", "-m", "run=demo:franka_pick", "sample=true,false").names("eval run=demo:franka_pick")
 
 
 @pytest.mark.parametrize(

@@ -55,8 +55,7 @@ class NativePhysics(Physics):
             return "the scene's flag sleep, which Warp alone serves"
         for body in randomization.rows("body_ipos", "body_iquat"):
             if self._scene.body_simple[body]:
-                name = self._scene.body(body).name
-                return f"body_ipos or body_iquat of {name} to vary, which Warp alone can do"
+                return f"body_ipos or body_iquat of {self._scene.body(body).name} to vary, which Warp alone can do"
         return next((f"data.{name}, which Warp alone has" for name in read if name.startswith("_impl.")), None)
 
     def saves(self, leaf: str) -> bool:

@@ -112,8 +112,7 @@ class FrankaPick:
         data = mujoco.MjData(self.model)
         data.qpos[:7] = key.ctrl[:7]
         mujoco.mj_kinematics(self.model, data)
-        tip = data.site("tip").xpos
-        return key.qpos.astype(np.float32), key.ctrl.astype(np.float32), tip.astype(np.float32)
+        return tuple(vector.astype(np.float32) for vector in (key.qpos, key.ctrl, data.site("tip").xpos))
 
     def reset(self, key: jax.Array, data: mjx.Data, *, box_range: jax.Array) -> tuple[mjx.Data, Memory]:
         box_key, picked_key = jax.random.split(key)
