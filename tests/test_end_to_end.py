@@ -66,7 +66,7 @@ def test_agents_that_see_vectors_alone_need_no_renderer(
     main([f"resume={run_dir}", "total_steps=160"])
     main(["eval", str(run_dir), "episodes=2", "num_envs=2"])
     (place,) = (run_dir / "eval").iterdir()
-    assert [file.name for file in place.iterdir()] == ["result.json"]
+    assert sorted(file.name for file in place.iterdir()) == ["card.md", "result.json"]
 
 
 def test_ppo_trains_and_goes_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -45,6 +45,7 @@ COMMANDS = {
     "analyze": ("analyze", "run=mine", "episodes=4"),
     "dream": ("dream", "run=mine", "port=0"),
     "record": ("record", "run=mine", "to=recorded", "episodes=2"),
+    "publish": ("publish", "run=mine", "to=published"),
 }
 # Of what a run has written, and that come to an end with it.
 READERS = [name for name in COMMANDS if name not in ("analyze", "bench", "doctor", "dream")]
@@ -60,6 +61,7 @@ NAMES = {
     "analyze": ("config.yaml", "checkpoints", "analyze", "analyze/x/analysis.json"),
     "dream": ("config.yaml", "checkpoints", "dream", "dream/x.npz"),
     "record": ("config.yaml", "checkpoints", "checkpoints/step_000000000064/agent.pt"),
+    "publish": ("config.yaml", "checkpoints/step_000000000064/agent.pt", "eval", "eval/x/result.json"),
 }
 KINDS = ("link", "pipe", "directory")  # a pipe stands for sockets and devices
 ESCAPES = "\x1b]0;pwn\x07\x1b[31m\u202ered\x9b2J"
@@ -226,11 +228,13 @@ def test_names_in_what_is_otherwise_in_order(
     manifest.write_text(json.dumps(data))
     rows = [json.loads(line) for line in Path("mine/metrics.jsonl").read_text().splitlines()]
     Path("mine/metrics.jsonl").write_text("".join(json.dumps(row | {f"m{ESCAPES}": 1.0}) + "\n" for row in rows))
+    if command == "publish":
+        call(*COMMANDS["eval"])
     arguments = (*COMMANDS[command], *((f"metric=m{ESCAPES}",) if command == "compare" else ()))
     status, output, error = call(*arguments)
     assert status == 0, error
     assert not any(sign in output + error for sign in "\x1b\x07\x9b\u202e")
-    assert "\\x1b]0;pwn" in output + error or command in ("eval", "export", "record")
+    assert "\\x1b]0;pwn" in output + error or command in ("eval", "export", "record", "publish")
 
 
 @pytest.mark.parametrize("text", [ESCAPES, "x\ntouch PWNED; return 0 # $\\frac{$ a|b \ud83d"])

@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 OPENING = re.compile(r"(What|Whether|How|Where|Of|As|Who|That)\b")
 PACKAGE = ROOT / "sheeplike"
-OWN = ("analyze", "bench", "compare", "doctor", "dream", "eval", "export", "record")
+OWN = ("analyze", "bench", "compare", "doctor", "dream", "eval", "export", "publish", "record")
 COMMANDS = {f"commands/{name}.py" for name in OWN}
 WINGS = {"analysis", "inspection", "tools", "trained"}
 PRONOUN = re.compile(r"\b(no|some|any)body\b|\b(who|what)ever\b|\bsomeone\b", re.IGNORECASE)

@@ -38,7 +38,7 @@ def main(request: Request) -> None:
     if request.help:
         echo("python -m sheeplike analyze run=<run_dir> [key=value ...]", "", explain_keys(keys_of(AnalyzeOptions)), "")
         echo("Writes analysis.html, analysis.json, TensorBoard's events and the linear probe into a directory below")
-        echo("<run_dir>/analyze/, or below logs/demo/ for a demo.")
+        echo("<run_dir>/analyze/, or below logs/demo/ for a demo, logs/hub/ for one of the hub.")
         echo(f"A model comes with the program: run={exported.DEMO}franka_pick")
         return
     asked = load_options(AnalyzeOptions, request.about_run())

@@ -44,7 +44,7 @@ def main(request: Request) -> None:
         echo("It prints an address with a token, which only this machine can open; from another machine, first run:")
         echo("  ssh -L 8000:localhost:8000 <host>")
         echo(f"What the page saves goes into <run_dir>/{RECORDINGS}/, episodes to learn from into to=, or else into")
-        echo(f"<run_dir>/{DEMOS}/; for a demo, below logs/demo/.")
+        echo(f"<run_dir>/{DEMOS}/; for a demo, below logs/demo/, of the hub's below logs/hub/.")
         echo(f"A model comes with the program: run={exported.DEMO}franka_pick")
         return
     asked = load_options(DreamOptions, request.about_run())
@@ -57,11 +57,11 @@ def main(request: Request) -> None:
 
     with bind(asked.port) as listening:
         info("loading torch and JAX")
-        play(listening, results_of(run_dir, RECORDINGS), config, asked)
+        play(listening, run_dir, config, asked)
 
 
-def play(listening: socket, recordings: Path, config: Config, asked: DreamOptions) -> None:
-    """Build the environment and the model, and serve them; ``recordings`` is a directory."""
+def play(listening: socket, run_dir: Path, config: Config, asked: DreamOptions) -> None:
+    """Build the environment and the model, and serve them."""
     import asyncio
 
     from sheeplike.data.writing import NpzWriter
@@ -76,7 +76,8 @@ def play(listening: socket, recordings: Path, config: Config, asked: DreamOption
 
     config = config.replace(fabric=config.fabric.replace(accelerator=asked.accelerator), compile="off")
     fabric = launch(config)
-    model = load(asked.run, checkpoint=asked.checkpoint, device=fabric.device)
+    recordings = results_of(run_dir, RECORDINGS)
+    model = load(run_dir, checkpoint=asked.checkpoint, device=fabric.device)
     if not model.cameras:
         raise CommandError(f"run={asked.run}: {NO_IMAGES}")
     world = build_envs(config, 1, fabric.device)

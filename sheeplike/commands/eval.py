@@ -1,6 +1,7 @@
 """Evaluate the agent of a run: return and success with their intervals, and videos.
 
-``python -m sheeplike eval run=<run_dir> [key=value …]``; the run may also be an export or ``demo:<name>``.
+``python -m sheeplike eval run=<run_dir> [key=value …]``; the run may also be an export, ``demo:<name>`` or
+``hf://<owner>/<name>``.
 """
 
 from __future__ import annotations
@@ -20,11 +21,10 @@ from sheeplike.files import write_atomically
 from sheeplike.options import InvalidOption, explain_keys, keys_of
 from sheeplike.run.layout import EVALUATIONS
 from sheeplike.terminal import echo, info
-from sheeplike.trained import exported
+from sheeplike.trained import card, exported
 from sheeplike.trained.playing import TrainedOptions, finite, name_results, open_trained, rebuild, results_of
 
 SCENE_SIZE = 360, 480  # pixels, of the camera that only people look through
-FEW = 16  # episodes; of fewer, a bootstrap interval holds the mean in far less than 95 % of the cases
 
 
 class EvalOptions(TrainedOptions):
@@ -47,7 +47,8 @@ def main(request: Request) -> None:
     """Evaluate, print the result and save it in ``<run_dir>/eval/``."""
     if request.help:
         echo("python -m sheeplike eval run=<run_dir> [key=value ...]", "", explain_keys(keys_of(EvalOptions)), "")
-        echo("The result is printed, and saved as JSON and GIF below <run_dir>/eval/, or below logs/demo/ for a demo.")
+        echo("The result is printed, and saved as JSON and GIF below <run_dir>/eval/, or below logs/demo/ for a demo,")
+        echo("logs/hub/ for one of the hub; with a card that tells them to people, card.md.")
         echo(f"Agents of the program: {', '.join(f'run={exported.DEMO}{name}' for name in exported.demos())}")
         return
     asked = load_options(EvalOptions, request.about_run())
@@ -71,18 +72,23 @@ def evaluate_run(run_dir: Path, config: Config, asked: EvalOptions) -> None:
         made.film_size, made.film_pixels = SCENE_SIZE, asked.video_size
     with phase("playing"), as_command_errors(envs.Unusable):  # raised only now if they cannot render
         result = play(networks, made, episodes=asked.episodes, sample=asked.sample, video=asked.video, seed=asked.seed)
+    settings = asked.model_dump(exclude={"run", "checkpoint", "video", "video_size"})
     metrics, frames, fps = summarize(result), videos(result), made.metadata["render_fps"]
     made.close()
-    banner(f"policy step {step:,} of {asked.run}", describe(metrics, asked))
+    banner(f"policy step {step:,} of {asked.run}", card.describe(metrics, settings))
 
     marks = "" if asked.sample else "_mode", "" if asked.randomize else "_not_randomized"
+    weights = networks.state_dict().values()
     terms = {term: values.tolist() for term, values in result.reward_terms.items()}
     numbers = {"return": result.returns, "length": result.lengths, "success": result.success}
     record = {
         "run": {"env": config.env.name, "id": config.env.id, "agent": config.agent.name}
         | {"exp": config.exp, "seed": config.seed},
         "step": step,
-        "settings": asked.model_dump(exclude={"run", "checkpoint", "video", "video_size"}),
+        "parameters": sum(value.numel() for value in weights),
+        "bytes": sum(value.nbytes for value in weights),
+        "command": card.command_of(config),
+        "settings": settings,
         "metrics": metrics,
         "episodes": {key: values.tolist() for key, values in numbers.items()} | {"reward_terms": terms},
     }
@@ -93,24 +99,6 @@ def evaluate_run(run_dir: Path, config: Config, asked: EvalOptions) -> None:
         for camera, video in frames.items():
             # Environments of other packages name cameras as they like.
             write_atomically(place / f"{quote(camera, safe='', errors='surrogatepass')}.gif", encode_gif(video, fps))
+        text = card.render(record, asked.run, commit=card.commit_of(run_dir), film=card.choose_film(place))
+        write_atomically(place / card.CARD, text)
     echo(f"saved: {place}")
-
-
-def describe(metrics: dict[str, float], asked: EvalOptions) -> dict[str, str]:
-    """Return the result as text by name."""
-    m = {name.removeprefix("eval/"): value for name, value in metrics.items()}
-    terms = [f"{name.partition('/')[2]} {value:#.4g}" for name, value in m.items() if name.startswith("reward_terms/")]
-    how = "sampled actions" if asked.sample else "the mode of the policy"
-    success = "{success_rate:.1%}, 95 % interval {success_lo:.1%} to {success_hi:.1%}"
-    returns = [f"{m['return_mean']:#.4g}, 95 % interval {m['return_lo']:#.4g} to {m['return_hi']:#.4g}"]
-    if asked.episodes < FEW:
-        returns.append(f"{asked.episodes} episodes: the interval is too narrow; take at least {FEW}")
-    if m["return_lo"] == m["return_hi"]:
-        returns.append("all returns were equal: the interval has no width, but the mean is not certain")
-    return {
-        "episodes": f"{asked.episodes} in {asked.num_envs} worlds; seed {asked.seed}; {how}",
-        "return": "\n".join(returns),
-        **({"success": success.format(**m)} if "success_rate" in m else {}),
-        "length": f"{m['length_mean']:.4g} steps",
-        "reward terms": "\n".join(terms) or "none",
-    }

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
-import json
 import os
-from contextlib import nullcontext, suppress
+from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
@@ -21,24 +21,32 @@ from sheeplike import envs
 from sheeplike.commands import Request
 from sheeplike.config.compose import load_options
 from sheeplike.config.errors import as_command_errors, expand, require_writable
-from sheeplike.files import read_text, write_atomically
+from sheeplike.config.schema import Config
+from sheeplike.files import write_atomically
 from sheeplike.host import install
 from sheeplike.options import CommandError, InvalidOption, Options, explain_keys, keys_of
-from sheeplike.run.layout import CONFIG_FILE, METRICS, STARTS, choose_checkpoint
+from sheeplike.run.layout import CONFIG_FILE, METRICS, choose_checkpoint
 from sheeplike.run.run_dir import free, open_run
 from sheeplike.terminal import echo, info, warn
 from sheeplike.trained import exported
+from sheeplike.trained.card import commit_of
 from sheeplike.trained.exported import MODEL, WEIGHTS
 from sheeplike.trained.playing import TrainedOptions, finite, open_trained, rebuild, results_of
 
+if TYPE_CHECKING:
+    import torch
+
+    from sheeplike.agents.policy import PolicyNetworks
+
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
-LIMIT = 2**24  # bytes of starts.jsonl
 
 
 class ExportOptions(Options):
     """Keys of this command."""
 
-    run: str | None = Field(None, description="the directory of a run; for onnx also of an export, or demo:<name>")
+    run: str | None = Field(
+        None, description="the directory of a run; for onnx also of an export, demo:<name>, or hf://<owner>/<name>"
+    )
     checkpoint: str = Field(
         "last", description="last; best: the one still saved with the highest eval/return_mean; or its policy steps"
     )
@@ -73,25 +81,12 @@ def main(request: Request) -> None:
     place = None if asked.to is None else expand(asked.to)
     require_writable("to", place or run_dir / "export")
     if place is not None:
-        _check_free(place)
+        refuse_taken(place)
     info("loading torch and JAX")
-    import torch
-
-    from sheeplike.config.saved import changes
-    from sheeplike.run.snapshot import forbidden_changes
-
     meta, weights = exported.read(run_dir, asked.checkpoint)
-    if edited := forbidden_changes(changes(meta["config"], config)):
-        warn(edited)
     place = place or run_dir / "export" / f"step_{meta['step']:012d}"
-    _check_free(place)
-    with as_command_errors(ValueError, TypeError, MemoryError):
-        space, actions = exported.spaces_of(run_dir, meta).build()
-        networks = exported.build(run_dir, weights, space, actions, config.agent, device=torch.device("cpu"))
-    with as_command_errors(OSError):
-        model = exported.save(place, networks, config, meta)
-    acting = {key: space[key] for key in model.observations}
-    shown = (f"{key!r}: torch.zeros({(1, *one.shape)}, dtype=torch.{one.dtype})" for key, one in acting.items())
+    acting = save_weights(place, run_dir, config, meta, weights).observations.items()
+    shown = (f"{key!r}: torch.zeros({(1, *one.shape)}, dtype=torch.{one.dtype})" for key, one in acting)
     echo(
         f"saved: {place}\nload it:\n"
         "  import torch\n"
@@ -100,6 +95,26 @@ def main(request: Request) -> None:
         f"  observations = {{{', '.join(shown)}}}\n"
         "  action = player.act(observations, is_first=torch.tensor([True]))"
     )
+
+
+def save_weights(
+    place: Path, run_dir: Path, config: Config, meta: Mapping[str, Any], weights: Mapping[str, torch.Tensor]
+) -> PolicyNetworks:
+    """Write what :func:`exported.read` found into a new directory; returns the networks."""
+    import torch
+
+    from sheeplike.config.saved import changes
+    from sheeplike.run.snapshot import forbidden_changes
+
+    if "config" in meta and (edited := forbidden_changes(changes(meta["config"], config))):
+        warn(edited)
+    refuse_taken(place)
+    with as_command_errors(ValueError, TypeError, MemoryError):
+        space, actions = exported.spaces_of(run_dir, meta).build()
+        networks = exported.build(run_dir, weights, space, actions, config.agent, device=torch.device("cpu"))
+    with as_command_errors(OSError):
+        exported.save(place, networks, config, meta)
+    return networks
 
 
 def export_policy(asked: ExportOptions) -> None:
@@ -142,13 +157,11 @@ def history(run_dir: Path, step: int) -> dict[str, Any]:
     with as_command_errors(OSError, RunError):
         rows = read_rows(run_dir / METRICS) if (run_dir / METRICS).exists() else []
         evaluations = [(when, row) for when, _, row in rows if when <= step and "eval/return_mean" in row]
-        starts = read_text(run_dir / STARTS, LIMIT).splitlines() if (run_dir / STARTS).exists() else []
     for when, row in evaluations[-1:]:
         scores = {k: v for k, v in row.items() if k.startswith("eval/") and type(v) in (int, float)}
         found["scores"] = {"step": int(when), **finite(scores)}
-    for line in starts[-1:]:
-        with suppress(ValueError, TypeError, KeyError):  # of a run that was killed while it wrote the line
-            found["commit"] = str(json.loads(line)["commit"]["sheeplike"])
+    if commit := commit_of(run_dir):
+        found["commit"] = commit
     return found
 
 
@@ -159,7 +172,8 @@ def _check_new(file: Path) -> None:
         raise CommandError(f"{file} exists already: expected a new file; nearest: to={free}")
 
 
-def _check_free(place: Path) -> None:
+def refuse_taken(place: Path) -> None:
+    """Raise if a directory is not new or empty."""
     if os.path.islink(place):
         raise CommandError(f"{place} is a link: expected to=<another directory>")
     if place.exists() and (not place.is_dir() or any(place.iterdir())):

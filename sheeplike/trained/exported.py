@@ -33,6 +33,7 @@ from sheeplike.files import open_regular, read_text, write_atomically
 from sheeplike.options import CommandError, InvalidOption
 from sheeplike.run.layout import CHECKPOINTS, CONFIG_FILE, checkpoint_steps, choose_checkpoint, config_file
 from sheeplike.terminal import first_sentence
+from sheeplike.trained import hub
 
 if TYPE_CHECKING:
     import torch
@@ -64,7 +65,9 @@ def demos() -> list[str]:
 
 
 def find(run: str) -> Path:
-    """Return the directory that ``run=`` names: of a run, of an export, or of ``demo:<name>``."""
+    """Return the directory that ``run=`` names: of a run, an export, ``demo:<name>`` or ``hf://owner/name@revision``."""
+    if run.startswith(hub.HUB):
+        return hub.download(run, (WEIGHTS, MODEL, CONFIG_FILE))
     if not run.startswith(DEMO) and (run != DEMO[:-1] or Path(run).exists()):
         return expand(run)
     name = run.removeprefix(DEMO)
@@ -121,7 +124,7 @@ def load_agent(place: Path | str, *, checkpoint: str = "last", device: torch.dev
     Needs neither the task nor JAX. No code from the files is run.
 
     Args:
-        place: directory of an export or of a run, or ``demo:<name>``.
+        place: directory of an export or of a run, ``demo:<name>``, or ``hf://<owner>/<name>[@revision]``.
         checkpoint: of a run: ``last``, ``best`` or its policy steps.
 
     Raises:
@@ -214,7 +217,7 @@ def _read_export(place: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         if hashlib.sha256(content).hexdigest() != model.sha256:
             raise CommandError(f"{place / WEIGHTS}: was altered, its SHA-256 is not that in {MODEL}")
         known = Spaces(observations=model.observations | model.only_for_learning, actions=model.actions)
-        return {"step": model.step, "spaces": known.model_dump(mode="json")}, load(content)
+        return {"step": model.step, "spaces": known.model_dump(mode="json"), "versions": model.versions}, load(content)
 
 
 @contextmanager

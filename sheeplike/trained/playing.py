@@ -20,7 +20,7 @@ from sheeplike.options import CommandError, InvalidOption, Options
 from sheeplike.run.layout import choose_checkpoint
 from sheeplike.run.run_dir import open_run
 from sheeplike.terminal import warn
-from sheeplike.trained import exported
+from sheeplike.trained import exported, hub
 from sheeplike.trained.exported import is_export
 
 if TYPE_CHECKING:
@@ -34,7 +34,9 @@ T = TypeVar("T", bound="AgentOptions")
 class AgentOptions(Options):
     """Keys that name a trained agent, and where it runs."""
 
-    run: str | None = Field(None, description="the directory of a run or of an export; or demo:<name>")
+    run: str | None = Field(
+        None, description="the directory of a run or an export; demo:<name>; or hf://<owner>/<name>[@<revision>]"
+    )
     checkpoint: str = Field(
         "last", description="last; best: the one still saved with the highest eval/return_mean; or its policy steps"
     )
@@ -118,9 +120,11 @@ def name_results(step: int, asked: TrainedOptions, config: Config, *marks: str) 
 
 
 def results_of(run_dir: Path, results: str) -> Path:
-    """Return the directory of a command's results; those of a demo are not written into the installed package."""
-    is_demo = run_dir.resolve().parent == exported.DEMOS.resolve()
-    return (Path("logs/demo", run_dir.resolve().name) if is_demo else run_dir) / results
+    """Return the directory of a command's results, never in the installed package or in the cache of the hub."""
+    if run_dir.resolve().parent == exported.DEMOS.resolve():
+        return Path("logs/demo", run_dir.resolve().name, results)
+    name = hub.cached(run_dir)
+    return (Path("logs/hub", name) if name else run_dir) / results
 
 
 def choose_accelerator(asked: str, config: Config) -> str:
