@@ -22,6 +22,7 @@ from sheeplike.commands.analyze import AnalyzeOptions
 from sheeplike.commands.dream import DreamOptions
 from sheeplike.commands.eval import EvalOptions
 from sheeplike.commands.export import ExportOptions
+from sheeplike.commands.publish import PublishOptions
 from sheeplike.commands.record import RecordOptions
 from sheeplike.config.compose import load, load_options
 from sheeplike.config.saved import to_yaml
@@ -30,6 +31,7 @@ from sheeplike.envs.gym.vector_env import GymVectorEnv
 from sheeplike.envs.mjx.randomization.draw import Randomization
 from sheeplike.envs.mjx.tasks.franka_pick import FrankaPick
 from sheeplike.monitor.logger import RunLogger
+from sheeplike.trained import hub
 from sheeplike.trained.exported import demos
 
 ROOT = Path(__file__).parents[1]
@@ -38,6 +40,7 @@ OPTIONS = {
     "dream": DreamOptions,
     "eval": EvalOptions,
     "export": ExportOptions,
+    "publish": PublishOptions,
     "record": RecordOptions,
 }
 TOP = [ROOT / f"{name}.md" for name in ("README", "SECURITY", "CONTRIBUTING", "CHANGELOG")]
@@ -101,14 +104,15 @@ def test_every_command_asks_for_something_that_exists(
         assert "| dreamer_v3 | 1 |" in " ".join(capsys.readouterr().out.split())
         return
     # Played in the tests of these commands.
-    if arguments[0] in ("analyze", "dream", "eval", "export", "record") and "run=demo:" in command:
-        assert arguments[1].removeprefix("run=demo:") in demos()
+    if arguments[0] in OPTIONS and arguments[1].startswith(("run=demo:", "run=hf://")):
+        kind, _, name = arguments[1].removeprefix("run=").partition(":")
+        assert name in demos() if kind == "demo" else hub.parse("run", f"{kind}:{name}")
         load_options(OPTIONS[arguments[0]], parse(arguments[1:]).about_run())
         return
     if arguments[0] == "doctor":  # examined in commands/test_doctor.py
         assert doctor.parse(parse(arguments[1:])).checks
         return
-    if arguments[0] in ("analyze", "dream", "eval", "export"):
+    if arguments[0] in ("analyze", "dream", "eval", "export", "publish"):
         with pytest.raises(SystemExit):
             main(arguments)
         # Its keys are checked before it looks for the run, which is all that is missing.

@@ -54,7 +54,7 @@ def download(address: str, names: Sequence[str]) -> Path:
         place = Path(fetch(tqdm_class=tqdm if is_terminal(sys.stderr) else Silent))
     if missing := [name for name in names if not (place / name).is_file()]:
         raise CommandError(f"run={address}: {' and '.join(missing)} not there: expected an export of sheeplike")
-    pin = "" if revision == place.name else f"; to play this one whatever comes: run={HUB}{repo}@{place.name}"
+    pin = "" if revision == place.name else f"; to keep to it: run={HUB}{repo}@{place.name}"
     info(f"{address} is commit {place.name}{pin}")
     return place
 

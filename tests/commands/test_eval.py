@@ -303,6 +303,7 @@ def test_the_agents_that_come_along_pick_up_the_box(name, tmp_path, monkeypatch,
 @pytest.mark.parametrize(("episodes", "low", "lines"), [(16, 0.9, 1), (15, 0.9, 2), (16, 1.0, 2), (2, 1.0, 3)])
 def test_an_interval_that_promises_too_much_is_said_to(episodes, low, lines):
     metrics = {"return_mean": 1.0, "return_lo": low, "return_hi": 1.0, "length_mean": 9.0}
-    shown = card.describe(metrics, command.EvalOptions(episodes=episodes, num_envs=1).model_dump())["return"].splitlines()
+    settings = command.EvalOptions(episodes=episodes, num_envs=1).model_dump()
+    shown = card.describe(metrics, settings)["return"].splitlines()
     assert len(shown) == lines
     assert max(map(len, shown)) < 100
