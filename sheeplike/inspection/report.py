@@ -425,9 +425,10 @@ def _say_what_to_trust(found: Numbers) -> Iterable[str]:
     larger = [name for name, one in drift.items() if one[camera][last] > drift["dream"][camera][last]]
     yield f"After {last + 1} steps these simulators are farther from the real one than the dream: {_listed(larger)}."
     usual = found["changes"]["unchanged"]["return_interval"][0]
-    worse = {name: one for name, one in found["changes"].items() if one["return_interval"][1] < usual}
+    played = {name: one for name, one in found["changes"].items() if name != "dream"}
+    worse = [name for name, one in played.items() if one["return_interval"][1] < usual]
     noticed = [name for name in worse if any(one[name]["share"] > 0.5 for one in found["alarm"].values())]
-    missed = [name for name in worse if name not in {*noticed, "dream"}]
+    missed = [name for name in worse if name not in noticed]
     yield f"Changes that cost return: with an alarm in most episodes {_listed(noticed)}; without {_listed(missed)}."
 
 
