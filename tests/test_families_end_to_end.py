@@ -17,6 +17,7 @@ FAMILIES = {
     "minigrid": ["env.id=MiniGrid-DoorKey-5x5-v0"],
     "atari": ["env.options.noops=4"],
     "dmc": ["env.id=cartpole_balance", "env.options.shadow_map=256"],
+    "envpool": ["env.id=MetaWorld/Reach-v3", "env.options.camera=2"],
 }
 
 

@@ -32,7 +32,7 @@ from sheeplike.envs.registry import options_of
 
 HOWTO = Path(__file__).parents[1] / "howto"
 PAGE = (HOWTO / "tasks.md").read_text(encoding="utf-8")
-FAMILIES = ("gym", "minigrid", "atari", "dmc")
+FAMILIES = ("gym", "minigrid", "atari", "dmc", "envpool")
 SIMULATED = {
     "franka_pick": franka_pick.FrankaPick,
     "cartpole_balance": lambda: cartpole.Cartpole(CartpoleBalanceOptions()),

@@ -60,7 +60,7 @@ def test_a_backend_that_started_first_is_noticed_and_importing_jax_alone_is_no_m
 
 
 OPTIONAL = (
-    *("minigrid", "ale_py", "dm_control", "mujoco_playground", "brax", "flax", "wandb", "mlflow"),
+    *("minigrid", "ale_py", "dm_control", "envpool", "mujoco_playground", "brax", "flax", "wandb", "mlflow"),
     *("minari", "lerobot", "pyarrow", "av", "s3fs", "a_plugin"),
 )
 BLOCKED = f"""

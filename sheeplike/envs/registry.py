@@ -14,7 +14,7 @@ from pydantic import create_model
 
 from sheeplike.entry_points import Registry
 from sheeplike.envs.contract import ImageSize, check_vector_env, resolve_image_size
-from sheeplike.envs.gym.options import FAMILIES, CommonOptions
+from sheeplike.envs.gym.options import FAMILIES, BaseOptions
 from sheeplike.envs.mjx.options import PLAYGROUND_IDS, TASKS, PlaygroundOptions, SimulationOptions, TaskOptions
 from sheeplike.options import InvalidOption, Options, build, format_value, nearest
 
@@ -112,7 +112,7 @@ def check(
             raise InvalidOption("randomization", list(randomization), f"nothing: {name} is not simulated here", "none")
         if not randomize:
             raise InvalidOption("randomize", False, f"true: {name} is not simulated here", True)
-    if isinstance(checked, CommonOptions | PlaygroundOptions):
+    if isinstance(checked, BaseOptions | PlaygroundOptions):
         checked.check()
     return checked
 
@@ -151,11 +151,10 @@ def make(
     checked = check(name, id=id, options=options, image_size=image_size, **varied)
     options |= {} if id is None else {"id": id}
     common = {"num_envs": num_envs, "device": device, "image_size": image_size, "seed": seed}
-    if isinstance(checked, CommonOptions):
-        from sheeplike.envs.gym.vector_env import GymVectorEnv
-
+    if isinstance(checked, BaseOptions):
         make_env, own = checked.recipe(resolve_image_size(image_size))
-        return GymVectorEnv(make_env, own, action_repeat=action_repeat, first_env=first_env, **common)
+        vector_env = pkgutil.resolve_name(own.vector_env)
+        return vector_env(make_env, own, action_repeat=action_repeat, first_env=first_env, **common)
     if not simulated(name):
         common["seed"] = seed + first_env  # its worlds have no numbers
         env = builder(**common, action_repeat=action_repeat, **options)

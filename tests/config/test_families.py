@@ -30,15 +30,17 @@ def compose(*overrides: str):
         ("atari", "atari ALE/Pong-v5", 4),
         ("dmc", "dmc walker-walk", 2),
         ("gym", "gym CartPole-v1", 1),
+        ("envpool", "envpool CartPole-v1", 1),
     ],
 )
 def test_recipes_compose_with_few_worlds(agent: str, env: str, task: str, repeat: int) -> None:
+    id = ["env.id=CartPole-v1"] * (env in ("gym", "envpool"))
+    few = {("atari", "dreamer_v3"): 1, ("atari", "ppo"): 8, ("envpool", "ppo"): 64}
     for profile in ("cpu", "gpu"):
-        overrides = [f"exp={agent}", f"env={env}", f"profile={profile}", "fabric.accelerator=cpu"]
-        config = compose(*overrides, *["env.id=CartPole-v1"] * (env == "gym"))
+        config = compose(f"exp={agent}", f"env={env}", f"profile={profile}", "fabric.accelerator=cpu", *id)
         assert (config.env.task, config.env.action_repeat) == (task, repeat)
-        assert config.env.num_envs == ({"dreamer_v3": 1, "ppo": 8}[agent] if env == "atari" else 16)
-    assert compose(f"exp={agent}", f"env={env}", "env.id=CartPole-v1" if env == "gym" else "seed=0", "env.num_envs=3")
+        assert config.env.num_envs == few.get((env, agent), 16)
+    assert compose(f"exp={agent}", f"env={env}", *id, "env.num_envs=3")
 
 
 def test_the_protocol_of_atari_100k() -> None:
@@ -76,24 +78,29 @@ def test_what_cannot_be_is_refused_before_anything_heavy(overrides: list[str], p
 
 def test_checking_imports_neither_torch_nor_what_is_optional() -> None:
     pytest.importorskip("dm_control")
+    pytest.importorskip("envpool")
     code = (
         "import sys; from sheeplike.config.compose import load; from sheeplike.config.sources import Sources\n"
-        "for env in ('gym', 'minigrid', 'atari', 'dmc'):\n"
-        "    load(['exp=ppo', f'env={env}', 'env.id=CartPole-v1' if env == 'gym' else 'seed=0'], Sources())\n"
-        "print([m for m in ('torch', 'jax', 'mujoco', 'minigrid', 'ale_py', 'dm_control') if m in sys.modules])"
+        "for env in ('gym', 'minigrid', 'atari', 'dmc', 'envpool'):\n"
+        "    id = ['env.id=CartPole-v1'] * (env in ('gym', 'envpool'))\n"
+        "    load(['exp=ppo', f'env={env}', *id], Sources())\n"
+        "heavy = ('torch', 'jax', 'mujoco', 'minigrid', 'ale_py', 'dm_control', 'envpool')\n"
+        "print([m for m in heavy if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize(("env", "package"), [("minigrid", "minigrid"), ("atari", "ale_py"), ("dmc", "dm_control")])
+@pytest.mark.parametrize(
+    ("env", "package"), [("minigrid", "minigrid"), ("atari", "ale_py"), ("dmc", "dm_control"), ("envpool", "envpool")]
+)
 def test_a_missing_extra_names_the_line_that_installs_it(
     env: str, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(options.importlib.util, "find_spec", lambda name: None if name == package else find(name))
     with pytest.raises(CommandError, match=rf"env={env}.*{package}.*\[{env}\]'"):
-        compose("exp=ppo", f"env={env}")
+        compose("exp=ppo", f"env={env}", *["env.id=Pong-v5"] * (env == "envpool"))
 
 
 def test_runs_of_two_environments_of_a_family_lie_apart() -> None:

@@ -19,7 +19,8 @@ def test_importing_the_package_loads_nothing_heavy():
 
 
 def test_lists_the_environments():
-    tasks, families = {"cartpole_balance", "cartpole_swingup", "franka_pick"}, {"atari", "dmc", "gym", "minigrid"}
+    tasks = {"cartpole_balance", "cartpole_swingup", "franka_pick"}
+    families = {"atari", "dmc", "envpool", "gym", "minigrid"}
     assert sheeplike.envs.list_envs() == sorted(tasks | families | {"playground"})
     assert {name for name in sheeplike.envs.list_envs() if sheeplike.envs.simulated(name)} == tasks | {"playground"}
     with_ids = {name for name in sheeplike.envs.list_envs() if "id" in options_of(name).model_fields}

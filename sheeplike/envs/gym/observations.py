@@ -9,7 +9,7 @@ from gymnasium import spaces
 from gymnasium.spaces.utils import flatdim, flatten
 from PIL import Image
 
-from sheeplike.envs.gym.options import CommonOptions
+from sheeplike.envs.gym.options import BaseOptions
 from sheeplike.options import InvalidOption
 from sheeplike.terminal import one_line
 
@@ -66,7 +66,7 @@ class Observer:
     order of their names, unless an entry is called that. Discrete values are one-hot. Texts are left out.
     """
 
-    def __init__(self, space: spaces.Space, options: CommonOptions, image_size: tuple[int, int]) -> None:
+    def __init__(self, space: spaces.Space, options: BaseOptions, image_size: tuple[int, int]) -> None:
         images, vectors, _ = parts_of(space)
         observed = {part.name or "observation": part for part in images}
         # None: the frame comes from render().
@@ -109,6 +109,22 @@ class Observer:
             if value.shape != self.space[key].shape:
                 raise ValueError(f"{key} has shape {value.shape}: expected {self.space[key].shape}, as its space says")
         return {key: value.copy() for key, value in seen.items()}  # the environment may use its memory again
+
+    def batch(self, observations: Any) -> dict[str, np.ndarray]:
+        """Return the flat dict of several worlds, stacked, without frames from ``render`` and without a stack."""
+        parts = {camera: part for camera, part in self._cameras.items() if part is not None}
+        seen = {
+            f"pixels/{camera}": self.fit(camera, [_oriented(frame, part.space) for frame in part.of(observations)])
+            for camera, part in parts.items()
+        }
+        vectors = {name: _vectors(part.space, part.of(observations)) for name, part in self._vectors.items()}
+        if self._joined:
+            vectors["state"] = np.concatenate(list(vectors.values()), -1)
+        return seen | vectors
+
+    def fit(self, camera: str, frames: Any) -> np.ndarray:
+        """Return the images (N, H, W, C) of several frames (H', W', C')."""
+        return np.stack([self._makers[camera](frame, first=True) for frame in frames])
 
 
 def _walk(space: spaces.Space, names: tuple[str, ...], path: tuple[Any, ...]) -> Iterator[Part]:
@@ -165,10 +181,17 @@ def _vector(space: spaces.Space, value: Any) -> np.ndarray:
     return np.asarray(flatten(space, value), np.float32)
 
 
+def _vectors(space: spaces.Space, values: np.ndarray) -> np.ndarray:
+    """Return what :func:`_vector` does for each of some values; integers with limits are ``Discrete``."""
+    if isinstance(space, spaces.Discrete):
+        return np.eye(int(space.n), dtype=np.float32)[values.reshape(len(values)) - int(space.start)]
+    return values.reshape(len(values), -1).astype(np.float32)
+
+
 class Images:
     """Makes the images (H, W, C) of one camera from its frames: resized to ``size``, grey on demand, and stacked."""
 
-    def __init__(self, options: CommonOptions, size: tuple[int, int]) -> None:
+    def __init__(self, options: BaseOptions, size: tuple[int, int]) -> None:
         self._options, self._size = options, size
         self._image: np.ndarray | None = None
 
@@ -210,19 +233,20 @@ def _fit(frame: np.ndarray, size: tuple[int, int], resize: str) -> np.ndarray:
 
 
 def translate(space: spaces.Space) -> tuple[spaces.Space, ToEnv]:
-    """Return the space in which agents act, and a function that turns their action into one of ``space``.
+    """Return the space in which agents act, and a function that turns their action, or several, into ``space``'s.
 
     ``Discrete`` and ``MultiDiscrete`` (made flat) count from 0; ``MultiBinary(n)`` becomes ``MultiDiscrete([2] * n)``,
     and a ``Box`` with finite bounds a ``Box`` (A,) float32 in [-1, 1].
     """
     if isinstance(space, spaces.Discrete):
         start = int(space.start)
-        return spaces.Discrete(int(space.n)), lambda action: int(action) + start
+        # A number of Python, if it is one: some environments look it up in a table.
+        return spaces.Discrete(int(space.n)), lambda action: action + start if np.ndim(action) else int(action) + start
     if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
         shape, dtype, binary = space.shape, space.dtype, isinstance(space, spaces.MultiBinary)
         first = 0 if binary else np.asarray(space.start)
         counts = [2] * int(np.prod(shape)) if binary else space.nvec.ravel()
-        return spaces.MultiDiscrete(counts), lambda action: (np.reshape(action, shape) + first).astype(dtype)
+        return spaces.MultiDiscrete(counts), lambda action: (_unflatten(action, shape) + first).astype(dtype)
     if not isinstance(space, spaces.Box):
         expected = "expected Discrete, MultiDiscrete, MultiBinary or Box"
         raise ValueError(f"action space {space}: {expected}; nearest: wrap the environment")
@@ -233,8 +257,13 @@ def translate(space: spaces.Space) -> tuple[spaces.Space, ToEnv]:
     half, whole = (high - low) / 2, not np.issubdtype(space.dtype, np.floating)
 
     def to_env(action: np.ndarray) -> np.ndarray:
-        scaled = low + (np.clip(action, -1.0, 1.0).reshape(low.shape).astype(np.float64) + 1.0) * half
+        scaled = low + (_unflatten(np.clip(action, -1.0, 1.0), low.shape).astype(np.float64) + 1.0) * half
         scaled = np.clip(scaled, low, high)  # the sum may round beyond a bound
         return (np.rint(scaled) if whole else scaled).astype(space.dtype)
 
     return spaces.Box(-1.0, 1.0, (int(np.prod(space.shape)),), np.float32), to_env
+
+
+def _unflatten(action: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """Shape the last axis of an action, or of several."""
+    return np.reshape(action, (*np.shape(action)[:-1], *shape))

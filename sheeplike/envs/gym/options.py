@@ -1,4 +1,4 @@
-"""``env=gym`` and the families ``minigrid``, ``atari`` and ``dmc``: their options, ids, and functions that make them.
+"""``env=gym`` and the families ``minigrid``, ``atari``, ``dmc`` and ``envpool``: options, ids, what makes them.
 
 Importing this module imports neither torch nor gymnasium, and no environment: ids are read from the files of the
 family's package. If these files have an unknown form, ids are checked only when the environment is made.
@@ -43,13 +43,31 @@ RENDERED_BY = {"classic_control": "pygame", "toy_text": "pygame", "box2d": "Box2
 BACKENDS = {"egl": "EGL", "osmesa": "OSMesa"}  # values of `MUJOCO_GL` that need no screen, and their libraries
 
 
-class CommonOptions(Options):
+class BaseOptions(Options):
     """Options of every family; those that a family fixes are class variables in its class."""
+
+    vector_env: ClassVar[str]
+    """The class of the vector environment, which gets what ``recipe`` returns."""
 
     id: str = Field(description="which environment of the family")
     episode_length: int | None = Field(
         None, ge=1, le=10**9, description="steps after which an episode is truncated; null: the environment's own limit"
     )
+
+    def check(self) -> None:
+        """Check the id without importing the environment, torch or JAX; raise ``Unusable`` or ``InvalidOption``."""
+        raise NotImplementedError
+
+    def recipe(self, image_size: tuple[int, int]) -> tuple[Callable[..., Any], Self]:
+        """Return a function that makes one environment, given ``render_mode``, and these options, resolved."""
+        raise NotImplementedError
+
+
+class CommonOptions(BaseOptions):
+    """Options of the families whose worlds are single environments."""
+
+    vector_env: ClassVar[str] = "sheeplike.envs.gym.vector_env:GymVectorEnv"
+
     frame_stack: int = Field(1, ge=1, le=64, description="last frames in the channels of one image, oldest first")
     vectorization: Literal["sync", "async"] = Field(
         "sync", description="sync: one world after another; async: each in its own process"
@@ -58,14 +76,6 @@ class CommonOptions(Options):
 
     pool_frames: ClassVar[bool] = False
     """Take the brighter pixels of the last two frames of a held action, since screens flicker."""
-
-    def check(self) -> None:
-        """Check the id without importing the environment, torch or JAX; raise ``Unusable`` or ``InvalidOption``."""
-        raise NotImplementedError
-
-    def recipe(self, image_size: tuple[int, int]) -> tuple[Callable[..., gymnasium.Env], Self]:
-        """Return a function that makes one environment, given ``render_mode``, and these options, resolved."""
-        raise NotImplementedError
 
 
 class GymOptions(CommonOptions):
@@ -226,11 +236,37 @@ class DmcOptions(FamilyOptions):
         return functools.partial(ControlSuite, options.id, image_size=image_size, **own), options
 
 
-FAMILIES: dict[str, type[CommonOptions]] = {
+class EnvpoolOptions(BaseOptions):
+    """Options of ``env=envpool``; its ids are checked when the environment is made, since EnvPool imports JAX."""
+
+    vector_env: ClassVar[str] = "sheeplike.envs.gym.envpool:EnvpoolVectorEnv"
+    frame_stack: ClassVar[int] = 1
+    resize: ClassVar[str] = "auto"
+
+    id: str = Field(description="one of envpool.list_all_envs()")
+    frames: Literal["auto", "observation", "render", "none"] = GymOptions.model_fields["frames"]
+    camera: int | None = Field(None, ge=0, description="number of MuJoCo's camera that renders; null: the free one")
+    grayscale: bool = Field(False, description="one channel instead of three")
+    arguments: dict[str, Any] | None = Field(
+        None, description="further arguments of the task, such as {reward_clip: true} of Atari, or num_threads"
+    )
+
+    def check(self) -> None:
+        if find_module("envpool") is None:
+            raise Unusable(f"env=envpool needs envpool: {host.install('envpool')}")
+
+    def recipe(self, image_size: tuple[int, int]) -> tuple[Callable[..., Any], Self]:
+        from sheeplike.envs.gym.envpool import Pool
+
+        return functools.partial(Pool, self, image_size=image_size), self
+
+
+FAMILIES: dict[str, type[BaseOptions]] = {
     "gym": GymOptions,
     "minigrid": MinigridOptions,
     "atari": AtariOptions,
     "dmc": DmcOptions,
+    "envpool": EnvpoolOptions,
 }
 
 

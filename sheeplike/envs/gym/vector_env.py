@@ -90,11 +90,9 @@ class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
         self.name, self.num_envs = options.id, check_positive("num_envs", num_envs, 16)
         self.device, self._seed = resolve_device(device), check_seed(seed)
         repeat = check_positive("action_repeat", action_repeat, 1)
-        self._make_world, fps, self.action_names = _inspect(make, options, resolve_image_size(image_size), repeat)
-        self._options, self.native_actions = self._make_world.options, self._make_world.action_space
-        self.episode_length = math.ceil(self._options.episode_length / repeat)
+        limit, fps = self._open(make, options, resolve_image_size(image_size), repeat)
+        self.episode_length = math.ceil(limit / repeat)
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_fps": round(fps / repeat, 6)}
-        self._worlds = self._make_worlds()
         self.single_action_space = self._worlds.single_action_space
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.single_observation_space = self._worlds.single_observation_space
@@ -169,11 +167,18 @@ class GymVectorEnv(OptionalMembers, gymnasium.vector.VectorEnv):
         self._generation += 1
         self._running = self._anew = True
 
-    def _make_worlds(self) -> SyncVectorEnv | AsyncVectorEnv:
-        makers: list[Callable[[], gymnasium.Env]] = [self._make_world] * self.num_envs
+    def _open(self, make: MakeEnv, options: CommonOptions, size: tuple[int, int], repeat: int) -> tuple[int, float]:
+        """Make the worlds; return their steps in an episode and in a second, before any are repeated."""
+        made, fps, self.action_names = _inspect(make, options, size, repeat)
+        self.native_actions = made.action_space
+        self._worlds = self._make_worlds(made)
+        return made.options.episode_length, fps
+
+    def _make_worlds(self, make_world: MakeWorld) -> SyncVectorEnv | AsyncVectorEnv:
+        makers: list[Callable[[], gymnasium.Env]] = [make_world] * self.num_envs
         # No copy there: `send` copies all that is delivered.
         common = {"copy": False, "autoreset_mode": AutoresetMode.NEXT_STEP}
-        if self._options.vectorization == "sync":
+        if make_world.options.vectorization == "sync":
             return SyncVectorEnv(makers, **common)
         if getattr(multiprocessing.current_process(), "_inheriting", False):
             sys.exit(1)  # a program without a guard begins anew in a process that it started; that one reports it
