@@ -32,6 +32,7 @@ NUMBERS, PAGE, PROBE = ANALYSIS_FILE, "analysis.html", "linear_probe.safetensors
 TAG = "analyze"  # prefix in TensorBoard
 WIDTH = 120  # columns of a line in the terminal
 DRIFTS = ("dream", "friction x 0.25", "mass x 4", "gravity x 2", "action 1 step late")
+COST = 0.1  # share of the return from which on the report says that a change costs some
 KNOWN = 0.9  # R^2 from which on the report calls a position known
 Numbers = Mapping[str, Any]
 
@@ -247,6 +248,7 @@ def _trust(numbers: Numbers) -> Figure:
         drift.plot(range(1, found["steps"] + 1), found["drift"][name][camera], color=color, label=name, linewidth=width)
     _tidy(drift, "steps after the fork", "squared error", f"{plain(camera)}: drift from the unchanged simulator")
     drift.set_yscale("log")
+    drift.set_ylim(bottom=min(found["drift"]["dream"][camera]) / 100)
     drift.legend(fontsize=9)
     names = list(found["changes"])
     means = np.array([one["return"] for one in found["changes"].values()])
@@ -424,12 +426,13 @@ def _say_what_to_trust(found: Numbers) -> Iterable[str]:
     last = min(15, found["steps"]) - 1
     larger = [name for name, one in drift.items() if one[camera][last] > drift["dream"][camera][last]]
     yield f"After {last + 1} steps these simulators are farther from the real one than the dream: {_listed(larger)}."
-    usual = found["changes"]["unchanged"]["return_interval"][0]
-    played = {name: one for name, one in found["changes"].items() if name != "dream"}
-    worse = [name for name, one in played.items() if one["return_interval"][1] < usual]
+    usual = found["changes"]["unchanged"]["return"]
+    worse = [name for name, one in found["changes"].items() if one["return_interval"][1] < usual - COST * abs(usual)]
+    worse = [name for name in worse if name != "dream"]
     noticed = [name for name in worse if any(one[name]["share"] > 0.5 for one in found["alarm"].values())]
     missed = [name for name in worse if name not in noticed]
-    yield f"Changes that cost return: with an alarm in most episodes {_listed(noticed)}; without {_listed(missed)}."
+    text = f"with an alarm in most episodes {_listed(noticed)}; without {_listed(missed)}"
+    yield f"Changes that cost a tenth of the return or more: {text}."
 
 
 def summarize(numbers: Numbers) -> dict[str, str]:

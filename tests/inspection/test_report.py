@@ -60,6 +60,27 @@ def numbers(*, probes: bool) -> dict[str, Any]:
     return found
 
 
+def trusted() -> dict[str, Any]:
+    """Numbers of :func:`sheeplike.inspection.trust.measure`, of two changes: one costs nothing, the other a half."""
+    drift = {name: {"pixels/<$x>": [0.1, 0.2], "reward": [0.0, 0.1]} for name in report.DRIFTS}
+    drift |= {"unchanged": {"pixels/<$x>": [0.0, 0.0]}, "fog": {"pixels/<$x>": [0.1, 0.3]}}
+    means = {"dream": 9.0, "unchanged": 10.0, "wind": 9.9, "fog": 5.0}
+    changes = {name: {"return": mean, "return_interval": [mean - 0.1, mean + 0.1]} for name, mean in means.items()}
+    signals = {"unchanged": {"share": 0.0}, "wind": {"share": 0.9, "delay": 7}, "fog": {"share": 0.2, "delay": 30}}
+    gap = {"dreamt": 3.0, "real": 1.0, "gap": 2.0, "interval": [1.5, 2.5], "exploited": True}
+    return {
+        "starts": 4,
+        "context": 5,
+        "steps": 2,
+        "drift": drift,
+        "changes": changes,
+        "ranking": {"policies": ["a", "b"], "dreamt": [0.0, 1.0], "real": [0.1, 0.9], "agreement": 1.0},
+        "exploitability": {"policy": gap, "best of 16 plans": gap | {"exploited": False}},
+        "calibration": {"expected": [0.0], "happened": [0.0], "count": [4], "error": 0.0},
+        "alarm": {"surprise": {"threshold": 9.0} | signals, "error": {"threshold": 0.1} | signals},
+    }
+
+
 def strips() -> list[Strip]:
     frames = torch.randint(256, (2, 8, 8, 3), dtype=torch.uint8)
     return [Strip("worst of 4 episodes", "<$x>", [1, 50], frames, 255 - frames)]
@@ -205,6 +226,21 @@ def test_conclusions_follow_the_numbers() -> None:
     found["probes"]["positions"] = []
     assert "of 2 entries" in conclude(found)[1]
     assert len(conclude(numbers(probes=False))) == 4
+
+
+def test_forks_are_told_and_shown(tmp_path: Path) -> None:
+    found = numbers(probes=False) | {"trust": trusted()}
+    lines = conclude(found)[3:-1]
+    assert [name in lines[1] for name in ("policy", "3", "2.5")] == 3 * [True]
+    assert ("not" in lines[1].split(), "not" in lines[2].split()) == (False, True)
+    assert "fog" in lines[3]
+    assert "wind" not in lines[3] + lines[4], "it costs a hundredth of the return"
+    found["trust"]["alarm"]["surprise"]["fog"]["share"] = 0.8
+    assert conclude(found)[-2] != lines[4], "an alarm in most episodes"
+    write(tmp_path, Findings(found), ABOUT)
+    text = (tmp_path / PAGE).read_text()
+    assert text.count("5 (4.9 to 5.1)") == 1
+    assert json.loads((tmp_path / NUMBERS).read_text())["trust"] == found["trust"]
 
 
 def test_entries_stand_by_their_names_best_known_first() -> None:
