@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import io
+import json
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pytest
 from PIL import Image
 
 from sheeplike.__main__ import main
+from sheeplike.analysis.figure import encode
+from sheeplike.inspection import report
 
 ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "howto" / "runs"
@@ -43,9 +48,19 @@ for figure, task in (("published_swingup", "cartpole_swingup_state"), ("publishe
 def test_the_evidence_draws_the_figure(name: str, tmp_path: Path) -> None:
     x, runs, others = FIGURES[name]
     main(["compare", *(str(RUNS / run) for run in runs), f"x={x}", f"out={tmp_path}", *others])
-    drawn, shown = (
-        np.asarray(Image.open(path).convert("RGB"), float)
-        for path in (next(tmp_path.glob("*.png")), ROOT / "howto" / f"{name}.png")
+    alike(next(tmp_path.glob("*.png")), name)
+
+
+@pytest.mark.parametrize("name", ["pick", "balance"])
+def test_the_evidence_draws_what_forks_showed(name: str) -> None:
+    found = json.loads((RUNS / f"trust/{name}.json").read_text(encoding="utf-8"))
+    with matplotlib.rc_context(report.STYLE):
+        alike(io.BytesIO(encode(report.draw_trust({"trust": found}), "png")), f"trust_{name}")
+
+
+def alike(drawn: Path | io.BytesIO, name: str) -> None:
+    now, shown = (
+        np.asarray(Image.open(picture).convert("RGB"), float) for picture in (drawn, ROOT / "howto" / f"{name}.png")
     )
-    assert drawn.shape == shown.shape
-    assert np.abs(drawn - shown).mean() < 1
+    assert now.shape == shown.shape
+    assert np.abs(now - shown).mean() < 1

@@ -30,6 +30,7 @@ from sheeplike.trained.playing import finite
 
 NUMBERS, PAGE, PROBE = ANALYSIS_FILE, "analysis.html", "linear_probe.safetensors"
 TAG = "analyze"  # prefix in TensorBoard
+STYLE = {"font.size": 11, "axes.titlesize": 11, "legend.frameon": False}
 WIDTH = 120  # columns of a line in the terminal
 DRIFTS = ("dream", "friction x 0.25", "mass x 4", "gravity x 2", "action 1 step late")
 COST = 0.1  # share of the return from which on the report says that a change costs some
@@ -102,10 +103,10 @@ def curves(numbers: Numbers) -> dict[str, list[float]]:
 def draw(numbers: Numbers) -> dict[str, bytes]:
     """Draw the figures, as PNG by name."""
     makers = [_open_loop, _surprise, _calibration, _groups, _effects]
-    makers += [_trust] if "trust" in numbers else []
+    makers += [draw_trust] if "trust" in numbers else []
     makers += [_probes, _probe_groups] if "probes" in numbers and _best_first(numbers) else []
-    with matplotlib.rc_context({"font.size": 11, "axes.titlesize": 11, "legend.frameon": False}):
-        return {make.__name__.removeprefix("_"): encode(make(numbers), "png") for make in makers}
+    with matplotlib.rc_context(STYLE):
+        return {make.__name__.removeprefix("draw").removeprefix("_"): encode(make(numbers), "png") for make in makers}
 
 
 def draw_strip(strip: Strip) -> bytes:
@@ -239,16 +240,18 @@ def _probe_groups(numbers: Numbers) -> Figure:
     return figure
 
 
-def _trust(numbers: Numbers) -> Figure:
+def draw_trust(numbers: Numbers) -> Figure:
+    """Draw what forks of the simulator showed: ``numbers`` has ``trust``."""
     found = numbers["trust"]
     figure = Figure(figsize=(12, 9), layout="constrained")
     drift, changes, ranking, alarms = figure.subplots(2, 2).flat
     camera = next((key for key in found["drift"]["dream"] if key != "reward"), "reward")
     for (name, color), width in zip(zip(DRIFTS, COLOURS, strict=False), (3, 1.5, 1.5, 1.5, 1.5), strict=True):
-        drift.plot(range(1, found["steps"] + 1), found["drift"][name][camera], color=color, label=name, linewidth=width)
+        values = np.array(found["drift"][name][camera], float)  # None, as JSON has it, becomes NaN
+        drift.plot(range(1, found["steps"] + 1), values, color=color, label=name, linewidth=width)
     _tidy(drift, "steps after the fork", "squared error", f"{plain(camera)}: drift from the unchanged simulator")
     drift.set_yscale("log")
-    drift.set_ylim(bottom=min(found["drift"]["dream"][camera]) / 100)
+    drift.set_ylim(bottom=np.nanmin(np.array(found["drift"]["dream"][camera], float)) / 100)
     drift.legend(fontsize=9)
     names = list(found["changes"])
     means = np.array([one["return"] for one in found["changes"].values()])

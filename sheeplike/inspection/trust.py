@@ -232,7 +232,7 @@ def measure(model: TrainedModel, envs: VectorEnv, *, seed: int = 0) -> Numbers:
         "drift": {name: _drift(model, one, usual) for name, one in ({"dream": dream} | same).items()},
         "changes": {name: _outcome(one) for name, one in ({"dream": own, "unchanged": usual} | watched).items()},
         "ranking": _ranking(pairs),
-        "exploitability": {"policy": _gap(*next(iter(pairs.values()))), f"best of {PLANS} plans": _gap(*plans)},
+        "exploitability": {"policy": _gap(own, usual), f"best of {PLANS} plans": _gap(*plans)},
         "calibration": calibration(dream.reward[lasts], usual.reward[:, :short][lasts]),
         "alarm": _alarm(usual, others, watched),
     }
@@ -253,15 +253,17 @@ def _best_plans(fork: Fork, steps: int) -> tuple[Rollout, Rollout]:
 
 
 def _drift(model: TrainedModel, one: Rollout, usual: Rollout) -> Numbers:
-    """Return the mean squared error of pixels and the absolute one of rewards by step, to the unchanged simulator."""
+    """Return errors by step, to the unchanged simulator: of pixels mean squared, of rewards absolute.
+
+    Steps that no episode reaches on both sides are NaN.
+    """
     steps = one.reward.shape[1]
     both = (one.weight > 0) & (usual.weight[:, :steps] > 0)
     errors = {"reward": (one.reward - usual.reward[:, :steps]).abs()}
     for key in model.cameras:
         difference = to_unit(one.frames[key]) - to_unit(usual.frames[key][:, :steps])
         errors[key] = difference.square().flatten(2).mean(2)
-    count = both.sum(0).clamp_min(1)
-    return {key: (torch.where(both, error, 0.0).sum(0) / count).tolist() for key, error in errors.items()}
+    return {key: (torch.where(both, error, 0.0).sum(0) / both.sum(0)).tolist() for key, error in errors.items()}
 
 
 def _outcome(one: Rollout) -> Numbers:
