@@ -6,6 +6,7 @@ export, or ``demo:<name>``, which comes with the program.
 
 from __future__ import annotations
 
+import re
 from contextlib import closing, nullcontext
 from pathlib import Path
 from socket import socket
@@ -18,19 +19,23 @@ from sheeplike.config.compose import load_options
 from sheeplike.config.errors import as_command_errors, expand, require_writable
 from sheeplike.config.schema import Config
 from sheeplike.files import find_unusual
-from sheeplike.options import CommandError, explain_keys, keys_of
+from sheeplike.options import CommandError, InvalidOption, explain_keys, keys_of
 from sheeplike.terminal import echo, info
 from sheeplike.trained import exported
 from sheeplike.trained.playing import AgentOptions, open_trained, results_of
 
 RECORDINGS, DEMOS = "dream", "demonstrations"  # directories in that of the run
 MAX_RATE = 30.0  # steps per second at the start
+HOST = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]{1,5})?")
 
 
 class DreamOptions(AgentOptions):
     """Keys of this command."""
 
     port: int = Field(8000, ge=0, le=2**16 - 1, description="port on this machine's own address; 0: any free one")
+    proxy: str | None = Field(
+        None, description="host of a proxy, as in the browser's address, that may show this page in a frame of its own"
+    )
     to: str | None = Field(
         None, description="record whole episodes from the start, into this directory; null: once asked, beside the run"
     )
@@ -48,6 +53,10 @@ def main(request: Request) -> None:
         echo(f"A model comes with the program: run={exported.DEMO}franka_pick")
         return
     asked = load_options(DreamOptions, request.about_run())
+    if asked.proxy is not None and not HOST.fullmatch(asked.proxy):
+        found = HOST.search(asked.proxy.lower().rpartition("//")[2])
+        expected = "a host as in the browser's address, without scheme and path"
+        raise InvalidOption("proxy", asked.proxy, expected, found[0] if found else "localhost:8888")
     run_dir, config, asked = open_trained(asked, "dream", RECORDINGS, world_model=True)
     if asked.to:
         require_writable("to", expand(asked.to).parent)
@@ -103,6 +112,7 @@ def play(listening: socket, run_dir: Path, config: Config, asked: DreamOptions) 
             session.choose("keys")  # a person's episodes are asked for, not the policy's
         about = {"env": world.name, "agent": config.agent.name, "run": asked.run}
         rate = min(world.metadata["render_fps"], MAX_RATE)
-        asyncio.run(serve(Server(session, about, recordings, rate=rate, paused=asked.to is not None), listening))
+        server = Server(session, about, recordings, rate=rate, paused=asked.to is not None, proxy=asked.proxy)
+        asyncio.run(serve(server, listening))
     finally:
         world.close()

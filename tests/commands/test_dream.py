@@ -57,6 +57,10 @@ DEMO = "run=demo:franka_pick"
         ),
         ((DEMO, "port=70000"), ["port=70000", "65535"]),
         ((DEMO, "port=none"), ["port=none", "nearest: port=8000"]),
+        ((DEMO, "proxy=https://hub.example.org/user/me/"), ["proxy=https://", "nearest: proxy=hub.example.org"]),
+        ((DEMO, "proxy='*.example.org'"), ["proxy=*.example.org", "nearest: proxy=example.org"]),
+        ((DEMO, "proxy='hub.example.org; img-src *'"), ["img-src", "nearest: proxy=hub.example.org"]),
+        ((DEMO, "proxy=''"), ["proxy=", "nearest: proxy=localhost:8888"]),
         ((DEMO, "prot=1"), ["'prot'", "nearest: port"]),
         ((DEMO, "checkpoint=best"), ["checkpoint=best", "last"]),
         (

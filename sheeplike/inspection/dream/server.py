@@ -50,9 +50,10 @@ HEARTBEAT = 10.0  # seconds; a client that does not answer in time is disconnect
 MAX_RATE = 60.0  # steps per second
 UNSHOWN = 2  # most pictures that a page has not acknowledged: one is made while it shows the other
 TAKEN = "another page is open: close it, then"
+POLICY = "default-src 'self'; img-src data:; connect-src 'self' ws:{}; frame-ancestors {}"
 HEADERS = {
     "Cache-Control": "no-store",
-    "Content-Security-Policy": "default-src 'self'; img-src data:; connect-src 'self' ws:; frame-ancestors 'none'",
+    "Content-Security-Policy": POLICY.format("", "'none'"),
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
@@ -100,17 +101,27 @@ class Server:
         place: directory of recorded episodes.
         rate: initial steps per second.
         paused: the play waits at first.
+        proxy: host, with its port if the browser shows one, of a proxy before this server. Its pages may show this one
+            in a frame. It may pass on its own name as the host, or this machine's.
 
     Attributes:
         token: part of every address.
     """
 
     def __init__(
-        self, session: Session, about: Mapping[str, str], place: Path, *, rate: float, paused: bool = False
+        self,
+        session: Session,
+        about: Mapping[str, str],
+        place: Path,
+        *,
+        rate: float,
+        paused: bool = False,
+        proxy: str | None = None,
     ) -> None:
         self.session, self.about, self.place, self.rate = session, dict(about), place, rate
         self.token = secrets.token_urlsafe(16)
-        self.paused = paused
+        self.paused, self.proxy = paused, proxy
+        self._origins = {f"https://{proxy}", f"http://{proxy}"} if proxy else set()
         self._thread = ThreadPoolExecutor(1, "dream")
         self._page: _Page | None = None
         self._saving: asyncio.Task[None] | None = None
@@ -119,8 +130,12 @@ class Server:
         """Make the application: the page, its files, and its socket, all below the token."""
         app = web.Application(middlewares=[self._guard])
         app.router.add_get(f"/{self.token}/ws", self._socket)
+        headers, proxy = HEADERS, self.proxy
+        if proxy:
+            policy = POLICY.format(f" wss://{proxy}", f"https://{proxy} http://{proxy}")
+            headers = HEADERS | {"Content-Security-Policy": policy}
         for name in FILES:
-            app.router.add_get(f"/{self.token}/{name}", partial(_file, name))
+            app.router.add_get(f"/{self.token}/{name}", partial(_file, name, headers))
         app.cleanup_ctx.append(self._playing)
         app.on_shutdown.append(self._leave)
         return app
@@ -130,10 +145,10 @@ class Server:
     @web.middleware
     async def _guard(self, request: web.Request, handler: Callable[..., Awaitable[web.StreamResponse]]) -> Any:
         """Refuse other hosts, other origins, and requests without the token."""
-        origin = request.headers.get("Origin")
-        if request.host.partition(":")[0] not in LOCAL:
-            return _refusal("this page is served to 127.0.0.1 and localhost alone")
-        if origin not in (None, f"http://{request.host}"):
+        origin, proxy = request.headers.get("Origin"), self.proxy
+        if request.host.partition(":")[0] not in LOCAL and request.host != proxy:
+            return _refusal("this page is served to 127.0.0.1, localhost and the host of proxy= alone")
+        if origin not in (None, f"http://{request.host}") and origin not in self._origins:
             return _refusal("this page is not served to other sites")
         token = request.path.removeprefix("/").partition("/")[0]
         if not hmac.compare_digest(token.encode(), self.token.encode()):
@@ -403,6 +418,8 @@ async def serve(server: Server, listening: socket.socket) -> None:
         await web.SockSite(runner, listening).start()
         port = listening.getsockname()[1]
         info(f"open http://{LOCAL[0]}:{port}/{server.token}/ in a browser; Ctrl-C ends it")
+        if server.proxy:  # the path before the token is the proxy's own
+            info(f"through {server.proxy}: that proxy's address of port {port}, and then {server.token}/")
         await stop.wait()
         info("ending")
     finally:
@@ -424,9 +441,9 @@ def goal_of(envs: VectorEnv) -> str:
     return goal[:1].lower() + goal[1:]
 
 
-async def _file(name: str, request: web.Request) -> web.Response:
+async def _file(name: str, headers: Mapping[str, str], request: web.Request) -> web.Response:
     text = resources.files(__package__).joinpath(FILES[name]).read_text(encoding="utf-8")
-    return web.Response(text=text, content_type=mimetypes.guess_type(FILES[name])[0], headers=HEADERS)
+    return web.Response(text=text, content_type=mimetypes.guess_type(FILES[name])[0], headers=headers)
 
 
 def _refusal(line: str, status: int = 403) -> web.Response:

@@ -12,13 +12,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from aiohttp import ClientWebSocketResponse, WSMsgType, WSServerHandshakeError, web
+from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType, WSServerHandshakeError, web
 from aiohttp.test_utils import TestClient, TestServer
 from yarl import URL
 
-from sheeplike.inspection.dream.server import TAKEN, UNSHOWN, Server, bind, goal_of, make_runner
+from sheeplike.inspection.dream.server import FILES, TAKEN, UNSHOWN, Server, bind, goal_of, make_runner
 from sheeplike.options import InvalidOption
 
+POLICY = "Content-Security-Policy"
 Play = Callable[[TestClient, Server], Awaitable[None]]
 
 
@@ -76,9 +77,9 @@ async def come(client: TestClient, server: Server) -> Page:
 def served(dots, tmp_path: Path) -> Callable[..., None]:
     """Runs a coroutine beside a served session of the dot."""
 
-    def run(play: Play, kind: str = "continuous", rate: float = 50.0) -> None:
+    def run(play: Play, kind: str = "continuous", rate: float = 50.0, proxy: str | None = None) -> None:
         async def main() -> None:
-            server = Server(dots(kind), {"env": "dot"}, tmp_path / "recordings", rate=rate)
+            server = Server(dots(kind), {"env": "dot"}, tmp_path / "recordings", rate=rate, proxy=proxy)
             async with TestClient(TestServer(server.app())) as client:
                 await asyncio.wait_for(play(client, server), 20)
 
@@ -157,6 +158,128 @@ def test_a_tunnel_may_have_another_port(served, name):
         assert (await ws.receive_json())["kind"] == "hello"
 
     served(play)
+
+
+# Behind a proxy
+
+
+PROXY = "hub.example.org"
+
+
+def proxying(behind: URL, prefix: str, host: str) -> web.Application:
+    """A proxy of everything below a prefix, which it strips. It passes on the header Origin, and ``host`` as Host."""
+
+    def sent(request: web.Request) -> dict[str, str]:
+        passed = {name: request.headers[name] for name in ("Origin",) if name in request.headers}
+        return passed | {"Host": host}
+
+    async def relay(request: web.Request) -> web.StreamResponse:
+        there = behind.with_path(request.path.removeprefix(prefix))
+        async with ClientSession() as session:
+            if request.headers.get("Upgrade") != "websocket":
+                async with session.get(there, headers=sent(request)) as answer:
+                    return web.Response(status=answer.status, body=await answer.read(), headers=answer.headers)
+            try:
+                inner = await session.ws_connect(there, headers=sent(request))
+            except WSServerHandshakeError as error:
+                return web.Response(status=error.status)
+            outer = web.WebSocketResponse()
+            await outer.prepare(request)
+
+            async def pump(source: Any, sink: Any) -> None:
+                async for message in source:
+                    binary = message.type == WSMsgType.BINARY
+                    await (sink.send_bytes if binary else sink.send_str)(message.data)
+                await sink.close()
+
+            await asyncio.gather(pump(inner, outer), pump(outer, inner))
+            return outer
+
+    app = web.Application()
+    app.router.add_get(prefix + "/{rest:.*}", relay)
+    return app
+
+
+@pytest.mark.parametrize("scheme", ["https", "http"])
+@pytest.mark.parametrize("keeps_host", [True, False])
+def test_a_proxy_that_strips_a_prefix(served, scheme, keeps_host):
+    """As jupyter-server-proxy, which passes on Host, and as others, which put in their target; both pass on Origin."""
+
+    async def play(client: TestClient, server: Server) -> None:
+        behind = client.make_url("/")
+        host = PROXY if keeps_host else f"{behind.host}:{behind.port}"
+        prefix = "/user/me/proxy/8000"
+        async with TestClient(TestServer(proxying(behind, prefix, host))) as browser:
+            for name in FILES:
+                response = await browser.get(f"{prefix}/{server.token}/{name}")
+                assert response.status == 200
+                policy = dict(part.split(maxsplit=1) for part in response.headers[POLICY].split("; "))
+                assert policy["frame-ancestors"] == f"https://{PROXY} http://{PROXY}"
+                assert f"wss://{PROXY}" in policy["connect-src"].split()
+                assert policy["default-src"] == "'self'"
+            ws = f"{prefix}/{server.token}/ws"
+            page = Page(await browser.ws_connect(ws, headers={"Origin": f"{scheme}://{PROXY}"}))
+            assert (await page.next())["kind"] == "hello"
+            step = (await page.picture())["step"]
+            await page.picture(lambda picture: picture["step"] > step)
+            await page.ws.close()
+            while server._page is not None:
+                await asyncio.sleep(0.01)
+            for origin in (f"{scheme}://elsewhere.example", f"{scheme}://{PROXY}:8443", "null"):
+                with pytest.raises(WSServerHandshakeError, match="403"):
+                    await browser.ws_connect(ws, headers={"Origin": origin})
+            assert (await browser.get(f"{prefix}/")).status == 403
+            assert (await browser.get(f"{prefix}/wrong/")).status == 403
+
+    served(play, proxy=PROXY)
+
+
+@pytest.mark.parametrize("proxy", [None, PROXY, f"{PROXY}:8888"])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Host": "elsewhere.example"},
+        {"Host": f"{PROXY}.elsewhere.example"},
+        {"Host": f"other.{PROXY}"},
+        {"Host": f"{PROXY}:9999"},
+        {"Origin": "https://elsewhere.example"},
+        {"Origin": f"https://{PROXY}.elsewhere.example"},
+        {"Origin": f"https://{PROXY}:9999"},
+        {"Origin": f"ftp://{PROXY}"},
+        {"Origin": "null"},
+        {"Host": "localhost:8000", "Origin": "https://localhost:8000"},
+        {"Host": "localhost:8000", "X-Forwarded-Host": PROXY, "Origin": "https://elsewhere.example"},
+    ],
+)
+def test_other_hosts_and_origins_are_refused_behind_a_proxy_too(served, proxy, headers):
+    async def play(client: TestClient, server: Server) -> None:
+        assert (await client.get(f"/{server.token}/", headers=headers)).status == 403
+        with pytest.raises(WSServerHandshakeError, match="403"):
+            await client.ws_connect(f"/{server.token}/ws", headers=headers)
+        assert server._page is None
+
+    served(play, proxy=proxy)
+
+
+@pytest.mark.parametrize("headers", [{"Host": PROXY}, {"Origin": f"https://{PROXY}"}, {"Origin": f"http://{PROXY}"}])
+def test_a_proxy_is_refused_unless_it_is_named(served, headers):
+    async def play(client: TestClient, server: Server) -> None:
+        assert (await client.get(f"/{server.token}/", headers=headers)).status == 403
+        ours = await client.get(f"/{server.token}/")
+        assert "frame-ancestors 'none'" in ours.headers[POLICY]
+
+    served(play)
+
+
+def test_the_proxy_needs_the_token(served):
+    async def play(client: TestClient, server: Server) -> None:
+        headers = {"Host": PROXY, "Origin": f"https://{PROXY}"}
+        for path in ("/", "/ws", "/wrong/", "/wrong/ws"):
+            response = await client.get(path, headers=headers)
+            assert response.status == 403
+            assert "frame-ancestors 'none'" in response.headers[POLICY]
+
+    served(play, proxy=PROXY)
 
 
 def test_a_second_page_is_refused_and_the_first_goes_on(served):
