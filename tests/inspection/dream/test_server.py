@@ -203,7 +203,7 @@ def proxying(behind: URL, prefix: str, host: str) -> web.Application:
 @pytest.mark.parametrize("scheme", ["https", "http"])
 @pytest.mark.parametrize("keeps_host", [True, False])
 def test_a_proxy_that_strips_a_prefix(served, scheme, keeps_host):
-    """As jupyter-server-proxy, which passes on Host, and as others, which put in their target; both pass on Origin."""
+    """One like jupyter-server-proxy, which passes on Host, and one that puts in its target; both pass on Origin."""
 
     async def play(client: TestClient, server: Server) -> None:
         behind = client.make_url("/")
