@@ -1,6 +1,7 @@
 """States that agents visit in MiniGrid's FourRooms, with walls, start and goal that never move.
 
     python tests/benchmarks/explore_grid.py to.json plan2explore 0 20000 [overrides of the run…]
+    python tests/benchmarks/explore_grid.py draw howto/runs/explore_grid to.png
 
 The agent is ``random``, ``dreamer_v3`` or ``plan2explore``; the numbers are seed and policy steps. A state is the
 agent's cell and direction: there are 1,040. Every 500 policy steps ``to.json`` gets the number of different states
@@ -17,9 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import numpy as np
+from matplotlib.figure import Figure
 from minigrid.envs.fourrooms import FourRoomsEnv
 
 import sheeplike
+from sheeplike.analysis.figure import COLOURS
+from sheeplike.analysis.runs import read_rows
 
 ID, LAYOUT, WORLDS, EVERY = "MiniGrid-FourRooms-v0", 0, 16, 500
 visited: set[tuple[int, int, int]] = set()
@@ -83,7 +88,34 @@ def train(agent: str, seed: int, steps: int, overrides: list[str], note: Callabl
             note()
 
 
+def draw(place: Path) -> Figure:
+    """Draw the states visited, and the evaluations of the task, of the runs in a directory."""
+    figure = Figure(figsize=(10, 3.8), layout="constrained")
+    visits, task = figure.subplots(1, 2)
+    kinds = {"p2e": "plan2explore", "plain": "dreamer_v3", "random": "random actions"}
+    for color, (kind, label) in zip(COLOURS, kinds.items(), strict=False):
+        for number, file in enumerate(sorted(place.glob(f"{kind}_?.json"))):
+            found = json.loads(file.read_text(encoding="utf-8"))
+            steps = found["every"] * np.arange(1, len(found["states"]) + 1)
+            visits.plot(steps, found["states"], color=color, label=None if number else label)
+    for color, (kind, label) in zip(COLOURS, {"from": "from explored", "plain": "from nothing"}.items(), strict=False):
+        for number, run in enumerate(sorted(place.glob(f"{kind}_?/metrics.jsonl"))):
+            points = [(s, row["eval/return_mean"]) for s, _, row in read_rows(run) if "eval/return_mean" in row]
+            task.plot(*zip(*points, strict=True), color=color, label=None if number else label)
+    for axis, title in ((visits, "different states visited, of 1,040"), (task, "return of 16 evaluation episodes")):
+        axis.set_title(title, loc="left")
+        axis.set_xlabel("policy steps")
+        axis.set_ylim(bottom=0)
+        axis.grid(alpha=0.25)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.legend(frameon=False)
+    return figure
+
+
 def main() -> None:
+    if sys.argv[1] == "draw":
+        draw(Path(sys.argv[2])).savefig(sys.argv[3], dpi=110)
+        return
     path, agent, seed, steps, *overrides = sys.argv[1:]
     found: dict[str, Any] = {"agent": agent, "seed": int(seed), "every": EVERY, "states": [], "goals": []}
 

@@ -70,31 +70,53 @@ CONDITIONS: dict[str, dict[str, Any]] = {
 }
 
 
-class OpenGL(VectorWrapper):
-    """Worlds whose frames MuJoCo's own renderer makes from their positions."""
+class Changed(VectorWrapper):
+    """Worlds whose observations pass through :meth:`change`."""
 
     def __init__(self, env: Any) -> None:
         super().__init__(env)
         self.device, self.first_env = env.device, env.first_env
-        self._scene = env.simulator.task.model
-        self._data = mujoco.MjData(self._scene)
-        sizes = env.simulator.renderer.image_sizes
-        self._renderers = {name: mujoco.Renderer(self._scene, *size) for name, size in sizes.items()}
+
+    def change(self, obs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        raise NotImplementedError
 
     def reset(self, **options: Any) -> Any:
         obs, info = self.env.reset(**options)
-        return self._drawn(obs), info
+        return self.change(obs), info
 
     def step(self, actions: torch.Tensor) -> Any:
         obs, *rest = self.env.step(actions)
-        return self._drawn(obs), *rest
+        return self.change(obs), *rest
 
     def film(self) -> dict[str, torch.Tensor]:
         return {}
 
-    def _drawn(self, obs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+
+class Known(Changed):
+    """Worlds whose vectors have the lengths that the agent knows: draws of randomization stand at their ends."""
+
+    def __init__(self, env: Any, spaces: Mapping[str, Any]) -> None:
+        super().__init__(env)
+        self._lengths = {key: space.shape[0] for key, space in spaces.items() if len(space.shape) == 1}
+
+    def change(self, obs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return obs | {key: obs[key][:, :length] for key, length in self._lengths.items()}
+
+
+class OpenGL(Changed):
+    """Worlds whose frames MuJoCo's own renderer makes from their positions."""
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        simulator = env.unwrapped.simulator
+        self._scene = simulator.task.model
+        self._data = mujoco.MjData(self._scene)
+        sizes = simulator.renderer.image_sizes
+        self._renderers = {name: mujoco.Renderer(self._scene, *size) for name, size in sizes.items()}
+
+    def change(self, obs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         frames: dict[str, list[np.ndarray]] = {name: [] for name in self._renderers}
-        for qpos in self.env.state_dict()["[1].data.qpos"].numpy():
+        for qpos in self.env.unwrapped.state_dict()["[1].data.qpos"].numpy():
             self._data.qpos[:] = qpos
             mujoco.mj_forward(self._scene, self._data)
             for name, renderer in self._renderers.items():
@@ -104,25 +126,14 @@ class OpenGL(VectorWrapper):
         return obs | {f"pixels/{name}": torch.from_numpy(np.stack(images)) for name, images in frames.items()}
 
 
-class Noise(VectorWrapper):
+class Noise(Changed):
     """Worlds with Gaussian noise on every pixel."""
 
     def __init__(self, env: Any, size: float) -> None:
         super().__init__(env)
-        self.device, self.first_env, self._size = env.device, env.first_env, 255 * size
+        self._size = 255 * size
 
-    def reset(self, **options: Any) -> Any:
-        obs, info = self.env.reset(**options)
-        return self._noisy(obs), info
-
-    def step(self, actions: torch.Tensor) -> Any:
-        obs, *rest = self.env.step(actions)
-        return self._noisy(obs), *rest
-
-    def film(self) -> dict[str, torch.Tensor]:
-        return {}
-
-    def _noisy(self, obs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def change(self, obs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         images = {key: value.float() for key, value in obs.items() if key.startswith("pixels/")}
         noisy = {key: value + self._size * torch.randn_like(value) for key, value in images.items()}
         return obs | {key: value.round().clamp(0, 255).to(torch.uint8) for key, value in noisy.items()}
@@ -136,7 +147,8 @@ def score(run: str, condition: Mapping[str, Any], episodes: int) -> dict[str, fl
     env = config.env.replace(physics=condition.get("physics", config.env.physics), stagger=False)
     config = config.replace(env=env, randomization=condition.get("lines", {}))
     worlds = make_envs(config, min(WORLDS, episodes), torch.device("cpu"))
-    asked: Any = OpenGL(worlds) if condition.get("opengl") else worlds
+    asked: Any = Known(worlds, networks.observations | networks.only_for_learning)
+    asked = OpenGL(asked) if condition.get("opengl") else asked
     asked = Noise(asked, condition["noise"]) if "noise" in condition else asked
     result = play(networks, asked, episodes=episodes, sample=config.eval.sample, video=False)
     asked.close()

@@ -44,7 +44,6 @@ def begun(alone: None, sheeplike: Callable) -> Callable[..., Path]:
         (("run=mine", "episodes=8", "num_envs=9"), ["num_envs=9", "episodes=8", "nearest: num_envs=8"]),
         (("run=mine", "checkpoint=99"), ["64, 128", "nearest: checkpoint=128"]),
         (("run=mine", "episode=9"), ["'episode'", "nearest: episodes"]),
-        (("run=others", "trust=true"), ["trust=True", "nearest: trust=False"]),
         (("run=mine", "accelerator=cuda"), ["accelerator=cuda", "nearest: accelerator=cpu"]),
         (("mine", "theirs"), ["mine theirs"]),
         (("run=demo",), ["run=demo", "nearest: run=demo:franka_pick"]),
@@ -59,6 +58,11 @@ def begun(alone: None, sheeplike: Callable) -> Callable[..., Path]:
 def test_what_is_refused(begun: Callable, refused: Callable, arguments: tuple[str, ...], parts: list[str]) -> None:
     begun((64, 128))
     assert refused("analyze", *arguments).names(*parts)
+
+
+def test_only_our_own_simulator_can_be_forked(begun: Callable, refused: Callable) -> None:
+    begun((64,), "exp=dreamer_v3", "env=gym", "env.id=CartPole-v1")
+    assert refused("analyze", "run=mine", "trust=true").names("trust=true", "nearest: trust=false")
 
 
 def test_a_run_without_a_checkpoint(begun: Callable, refused: Callable) -> None:

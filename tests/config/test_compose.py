@@ -38,7 +38,7 @@ def write(path: Path, text: str) -> None:
 
 def chosen(env: str) -> list[str]:
     """Overrides that choose a task; a family without a default needs to be told which of it."""
-    id = {"gym": "CartPole-v1", "playground": "CheetahRun"}.get(env)
+    id = {"gym": "CartPole-v1", "envpool": "Pong-v5", "playground": "CheetahRun"}.get(env)
     return [f"env={env}", *([f"env.id={id}"] if id else [])]
 
 
