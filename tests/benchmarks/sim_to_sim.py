@@ -158,7 +158,7 @@ def score(run: str, condition: Mapping[str, Any], episodes: int) -> dict[str, fl
 def draw(found: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Figure:
     """Draw success rates, or mean returns where a task has no success, with 95 % intervals."""
     rows = list(dict.fromkeys(name for one in found.values() for name in one))
-    figure = Figure(figsize=(9, 0.42 * len(rows) * max(len(found), 1) ** 0.5 + 1.2), layout="constrained")
+    figure = Figure(figsize=(9, 0.26 * len(rows) * max(len(found), 1) ** 0.5 + 1.2), layout="constrained")
     axis = figure.add_subplot()
     for shift, (name, one) in enumerate(found.items()):
         kind = "success" if all("eval/success_rate" in cell for cell in one.values()) else "return"
