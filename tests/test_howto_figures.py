@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import matplotlib
@@ -56,6 +59,18 @@ def test_the_evidence_draws_what_forks_showed(name: str) -> None:
     found = json.loads((RUNS / f"trust/{name}.json").read_text(encoding="utf-8"))
     with matplotlib.rc_context(report.STYLE):
         alike(io.BytesIO(encode(report.draw_trust({"trust": found}), "png")), f"trust_{name}")
+
+
+@pytest.mark.parametrize("name", ["explore_grid", "sim_to_sim_pick"])
+def test_its_program_draws_the_figure(name: str, tmp_path: Path) -> None:
+    programs, drawn = ROOT / "tests/benchmarks", tmp_path / f"{name}.png"
+    if name == "explore_grid":
+        command = [programs / "explore_grid.py", "draw", RUNS / name, drawn]
+    else:
+        shutil.copy(RUNS / f"{name}.json", tmp_path)
+        command = [programs / "sim_to_sim.py", tmp_path / f"{name}.json"]
+    subprocess.run([sys.executable, *command], check=True, cwd=ROOT)
+    alike(drawn, name)
 
 
 def alike(drawn: Path | io.BytesIO, name: str) -> None:

@@ -249,7 +249,8 @@ def draw_trust(numbers: Numbers) -> Figure:
     for (name, color), width in zip(zip(DRIFTS, COLOURS, strict=False), (3, 1.5, 1.5, 1.5, 1.5), strict=True):
         values = np.array(found["drift"][name][camera], float)  # None, as JSON has it, becomes NaN
         drift.plot(range(1, found["steps"] + 1), values, color=color, label=name, linewidth=width)
-    _tidy(drift, "steps after the fork", "squared error", f"{plain(camera)}: drift from the unchanged simulator")
+    error = "absolute error" if camera == "reward" else "squared error"
+    _tidy(drift, "steps after the fork", error, f"{plain(camera)}: drift from the unchanged simulator")
     drift.set_yscale("log")
     drift.set_ylim(bottom=np.nanmin(np.array(found["drift"]["dream"][camera], float)) / 100)
     drift.legend(fontsize=9)
@@ -426,9 +427,11 @@ def _say_what_to_trust(found: Numbers) -> Iterable[str]:
         gap = "{gap:.3g}, 95 % interval {interval[0]:.3g} to {interval[1]:.3g}".format(**one)
         yield f"The {name} {verdict}: dreamt {one['dreamt']:.3g}, real {one['real']:.3g}, difference {gap}."
     camera = next((key for key in drift["dream"] if key != "reward"), "reward")
-    last = min(15, found["steps"]) - 1
+    last = max(step for step, error in enumerate(drift["dream"][camera][:15]) if error == error)  # not NaN
     larger = [name for name, one in drift.items() if one[camera][last] > drift["dream"][camera][last]]
     yield f"After {last + 1} steps these simulators are farther from the real one than the dream: {_listed(larger)}."
+    expected, came = (found["calibration"][name][-1] for name in ("expected", "happened"))
+    yield f"Dreamt reward, where it is highest: {expected:.2f} a step, {came:.2f} received after the same actions."
     usual = found["changes"]["unchanged"]["return"]
     worse = [name for name, one in found["changes"].items() if one["return_interval"][1] < usual - COST * abs(usual)]
     worse = [name for name in worse if name != "dream"]

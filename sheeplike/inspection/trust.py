@@ -24,6 +24,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from gymnasium.vector import VectorEnv
 from scipy import stats
 from torch import Tensor
@@ -33,6 +34,7 @@ from sheeplike.inspection.dissect import CONTEXT, HORIZON, Numbers, calibration
 from sheeplike.inspection.episodes import random_actions
 from sheeplike.inspection.model import States, TrainedModel
 from sheeplike.nn.cnn import to_unit
+from sheeplike.options import CommandError
 from sheeplike.run.evaluation import EVALUATION_SEED, MAX_EPISODES, mean_interval, wilson_interval
 
 LONGEST = 200  # steps after the fork that are played to tell outcomes and alarms
@@ -91,7 +93,8 @@ class Rollout:
     Attributes:
         frames: camera to ``(N, I, H, W, C)``; empty where they were not asked for.
         action: ``(N, I, ...)`` as the environment takes it, which led to the step.
-        weight: 1 until the episode has ended, then 0; of a dream the probability that it has not ended.
+        weight: 1 until the episode has ended, then 0; of a dream the probability that it has not ended. Worlds whose
+            episode ended before the fork have 0 throughout, and count nowhere.
         surprise: KL in nats of what was seen to what was expected; 0 in a dream.
         error: mean squared error of the reconstructed pixels in [0, 1]; 0 in a dream.
         success: reached so far; NaN in a dream, and if the task defines none.
@@ -105,9 +108,15 @@ class Rollout:
     error: Tensor
     success: Tensor
 
-    def returns(self, steps: int | None = None) -> Tensor:
-        """Return the sums of rewards ``(N,)``, of all steps or of the first ones."""
-        return (self.reward * self.weight)[:, :steps].sum(1)
+    @property
+    def counted(self) -> Tensor:
+        """``(N,)`` bool: the episode had not ended before the fork."""
+        return self.weight[:, 0] > 0
+
+    @property
+    def returns(self) -> Tensor:
+        """Sums of rewards of the worlds that are :attr:`counted`."""
+        return (self.reward * self.weight).sum(1)[self.counted]
 
 
 class Fork:
@@ -119,17 +128,24 @@ class Fork:
 
     Attributes:
         start: posterior states ``(N,)`` at the fork.
+        alive: ``(N,)``, 1 in worlds whose episode has not ended by then, else 0.
+
+    Raises:
+        CommandError: all episodes have ended before.
     """
 
     def __init__(self, model: TrainedModel, envs: VectorEnv, *, seed: int) -> None:
         self.model, self.envs, self.seed = model, envs, seed
         obs = self._reset({})
         torch.manual_seed(seed)
-        state = model.observe_step(None, None, obs)
+        state, self.alive = model.observe_step(None, None, obs), torch.ones(envs.num_envs)
         for _ in range(CONTEXT - 1):
             action = model.act(state)
-            obs = envs.step(action)[0]
+            obs, _, terminated, truncated, _ = envs.step(action)
             state = model.observe_step(state, action, self._seen(obs))
+            self.alive = self.alive * ~(terminated | truncated).cpu()
+        if not self.alive.any():
+            raise CommandError(f"trust=true: every episode ended within {CONTEXT} steps: expected longer ones")
         self.start, self._saved = state, envs.state_dict()
 
     def real(self, act: Act, steps: int, change: Change = MappingProxyType({}), *, frames: bool = False) -> Rollout:
@@ -140,7 +156,7 @@ class Fork:
             saved |= {name: value for name, value in self.envs.state_dict().items() if name.startswith(_VARIATION)}
         self.envs.load_state_dict(saved)
         torch.manual_seed(self.seed + 1)
-        state, weight, rows = self.start, torch.ones(self.envs.num_envs), []
+        state, weight, rows = self.start, self.alive, []
         for _ in range(steps):
             action = act(state)
             obs, reward, terminated, truncated, info = self.envs.step(action)
@@ -152,11 +168,11 @@ class Fork:
             weight = weight * ~(terminated | truncated).cpu()
         return self._joined(rows)
 
-    def dream(self, act: Act, steps: int, *, start: States | None = None, frames: bool = False) -> Rollout:
-        """Go on in the dream, from ``start`` or from the fork; ``act`` gets the imagined states."""
-        state = self.start if start is None else start
+    def dream(self, act: Act, steps: int, *, copies: int = 1, frames: bool = False) -> Rollout:
+        """Go on in the dream, from each state several times, side by side; ``act`` gets the imagined states."""
+        state = self.start.map(lambda x: x.repeat_interleave(copies, 0))
         torch.manual_seed(self.seed + 2)
-        weight, rows = torch.ones(state.lead, device=self.model.device), []
+        weight, rows = self.alive.repeat_interleave(copies).to(self.model.device), []
         for _ in range(steps):
             action = act(state)
             state = self.model.imagine(state, action.unsqueeze(1))[:, 0]
@@ -226,7 +242,7 @@ def measure(model: TrainedModel, envs: VectorEnv, *, seed: int = 0) -> Numbers:
         plans = _best_plans(fork, min(PLANNED, short))
     lasts = usual.weight[:, :short] > 0
     return {
-        "starts": envs.num_envs,
+        "starts": int(usual.counted.sum()),
         "context": CONTEXT,
         "steps": short,
         "drift": {name: _drift(model, one, usual) for name, one in ({"dream": dream} | same).items()},
@@ -234,7 +250,7 @@ def measure(model: TrainedModel, envs: VectorEnv, *, seed: int = 0) -> Numbers:
         "ranking": _ranking(pairs),
         "exploitability": {"policy": _gap(own, usual), f"best of {PLANS} plans": _gap(*plans)},
         "calibration": calibration(dream.reward[lasts], usual.reward[:, :short][lasts]),
-        "alarm": _alarm(usual, others, watched),
+        "alarm": _alarm(usual, others, watched, cameras=bool(model.cameras)),
     }
 
 
@@ -245,9 +261,8 @@ def _replay(one: Rollout) -> Act:
 
 def _best_plans(fork: Fork, steps: int) -> tuple[Rollout, Rollout]:
     """Dream :data:`PLANS` futures from each state; return the best one, and the simulator after the same actions."""
-    many = fork.dream(fork.model.act, steps, start=fork.start.map(lambda x: x.repeat_interleave(PLANS, 0)))
-    worlds = fork.envs.num_envs
-    best = many.returns().reshape(worlds, PLANS).argmax(1) + PLANS * torch.arange(worlds)
+    many, worlds = fork.dream(fork.model.act, steps, copies=PLANS), fork.envs.num_envs
+    best = (many.reward * many.weight).sum(1).reshape(worlds, PLANS).argmax(1) + PLANS * torch.arange(worlds)
     chosen = Rollout({}, **{name: value[best] for name, value in vars(many).items() if name != "frames"})
     return chosen, fork.real(_replay(chosen), steps)
 
@@ -268,9 +283,9 @@ def _drift(model: TrainedModel, one: Rollout, usual: Rollout) -> Numbers:
 
 def _outcome(one: Rollout) -> Numbers:
     """Return the mean return after the fork, and the success rate if the task has one, with 95 % intervals."""
-    returns = one.returns()
+    returns = one.returns
     found: Numbers = {"return": returns.mean().item(), "return_interval": list(mean_interval(returns.numpy()))}
-    reached = (one.success * one.weight).amax(1)
+    reached = (one.success * one.weight).amax(1)[one.counted]
     if not reached.isnan().any():
         found |= {"success": reached.mean().item()}
         found["success_interval"] = list(wilson_interval(int(reached.sum()), len(reached)))
@@ -279,7 +294,7 @@ def _outcome(one: Rollout) -> Numbers:
 
 def _ranking(pairs: Mapping[str, tuple[Rollout, Rollout]]) -> Numbers:
     """Compare mean returns of policies in the dream and in the simulator; ``agreement`` is Kendall's tau-b."""
-    dreamt, real = ([pair[side].returns().mean().item() for pair in pairs.values()] for side in (0, 1))
+    dreamt, real = ([pair[side].returns.mean().item() for pair in pairs.values()] for side in (0, 1))
     tau = float(stats.kendalltau(dreamt, real).statistic)
     agreement = 0.0 if math.isnan(tau) else tau  # all are equal on one side
     return {"policies": list(pairs), "dreamt": dreamt, "real": real, "agreement": agreement}
@@ -287,7 +302,7 @@ def _ranking(pairs: Mapping[str, tuple[Rollout, Rollout]]) -> Numbers:
 
 def _gap(dream: Rollout, real: Rollout) -> Numbers:
     """Compare the returns after the same states; positive gaps are promises that the simulator does not keep."""
-    dreamt, got = dream.returns(), real.returns()
+    dreamt, got = dream.returns, real.returns
     low, high = mean_interval((dreamt - got).numpy())
     means = {"dreamt": dreamt.mean().item(), "real": got.mean().item()}
     size = max(map(abs, means.values()))
@@ -295,7 +310,7 @@ def _gap(dream: Rollout, real: Rollout) -> Numbers:
     return means | found | {"exploited": low > EXPLOITABLE * size}
 
 
-def _alarm(usual: Rollout, others: Rollout, watched: Mapping[str, Rollout]) -> Numbers:
+def _alarm(usual: Rollout, others: Rollout, watched: Mapping[str, Rollout], *, cameras: bool = True) -> Numbers:
     """Set alarms at the largest surprise and error of untouched episodes; test them on others and after each change.
 
     Returns:
@@ -303,11 +318,11 @@ def _alarm(usual: Rollout, others: Rollout, watched: Mapping[str, Rollout]) -> N
         alarm; and by change the ``share`` of episodes with an alarm, and their median ``delay`` in steps.
     """
     found: Numbers = {}
-    for signal in ("surprise", "error"):
+    for signal in ("surprise", "error") if cameras else ("surprise",):
         threshold = smooth(getattr(others, signal), others.weight > 0).max().item()
         found[signal] = {"threshold": threshold}
         for name, one in ({"unchanged": usual} | dict(watched)).items():
-            alarms = smooth(getattr(one, signal), one.weight > 0) > threshold
+            alarms = (smooth(getattr(one, signal), one.weight > 0) > threshold)[one.counted]
             delays = (alarms.int().argmax(1) + WINDOW)[alarms.any(1)].tolist()
             delay = {"delay": statistics.median(delays)} if delays else {}
             found[signal][name] = {"share": len(delays) / len(alarms)} | delay
@@ -315,5 +330,9 @@ def _alarm(usual: Rollout, others: Rollout, watched: Mapping[str, Rollout]) -> N
 
 
 def smooth(values: Tensor, valid: Tensor) -> Tensor:
-    """Return means ``(N, I - WINDOW + 1)`` over the last :data:`WINDOW` steps; what is not valid counts as 0."""
-    return torch.where(valid, values, 0.0).unfold(1, WINDOW, 1).mean(-1)
+    """Return means over the last :data:`WINDOW` of ``(N, I)`` steps, ``(N, I - WINDOW + 1)`` but at least one each.
+
+    Steps that are not valid, or missing, count as 0.
+    """
+    missing = max(WINDOW - values.shape[1], 0)
+    return F.pad(torch.where(valid, values, 0.0), (0, missing)).unfold(1, WINDOW, 1).mean(-1)

@@ -16,6 +16,7 @@ from sheeplike.agents.dreamer_v3.networks import DreamerNetworks
 from sheeplike.inspection import trust
 from sheeplike.inspection.model import TrainedModel
 from sheeplike.inspection.trust import CHANGES, PLANS, WINDOW, Fork, Rollout, lines, measure
+from sheeplike.options import CommandError
 from sheeplike.trained.playing import finite
 
 WORLDS, CAMERA, LENGTH = 4, "pixels/fixed", 40
@@ -102,6 +103,30 @@ def test_the_alarm_is_silent_until_something_changes() -> None:
     # The mean over the window passes the threshold with the first step after the change.
     assert found["change"] == {"share": 0.5, "delay": 9}
     assert found["change"]["delay"] >= WINDOW
+
+
+def test_episodes_that_ended_before_the_fork_count_nowhere(
+    worlds: VectorEnv, model: TrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trust, "CONTEXT", 9)
+    with torch.no_grad():
+        fork = Fork(model, worlds, seed=3)
+        one, dream = fork.real(model.act, 4), fork.dream(model.act, 4)
+    count = int(fork.alive.sum())
+    assert 0 < count < WORLDS, "the test needs a seed with both"
+    assert len(one.returns) == len(dream.returns) == count
+    assert not one.weight[fork.alive == 0].any()
+    alarm = trust._alarm(one, one, {})["surprise"]
+    assert alarm == {"threshold": alarm["threshold"], "unchanged": {"share": 0.0}}
+    monkeypatch.setattr(trust, "CONTEXT", LENGTH)
+    with pytest.raises(CommandError), torch.no_grad():
+        Fork(model, worlds, seed=3)
+
+
+@pytest.mark.parametrize(("steps", "means"), [(2, [0.8]), (WINDOW, [2.0]), (WINDOW + 1, [2.0, 2.0])])
+def test_the_mean_of_the_last_steps(steps: int, means: list[float]) -> None:
+    values = torch.full((1, steps), 2.0)
+    assert trust.smooth(values, values > 0)[0].tolist() == pytest.approx(means)
 
 
 def test_policies_are_ranked_by_their_mean_returns() -> None:
