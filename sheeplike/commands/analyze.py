@@ -75,7 +75,7 @@ def analyze_run(run_dir: Path, config: Config, asked: AnalyzeOptions) -> None:
     with phase("analysing the model"), as_command_errors(*too_large):
         found = dissect(model, played, positions=made.positions, entries=made.entries, seed=asked.seed)
     if asked.trust:
-        lines = config.randomization | trust.lines(bool(model.cameras))
+        lines = config.randomization | trust.lines(made.simulator.task.model, model.cameras)
         forked = build_envs(config.replace(randomization=lines), asked.num_envs, model.device)
         with phase("forking the simulator beside the dream"), as_command_errors(envs.Unusable, *too_large):
             found.numbers["trust"] = trust.measure(model, forked, seed=asked.seed)

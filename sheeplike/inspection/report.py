@@ -327,7 +327,7 @@ def page(numbers: Numbers, figures: Mapping[str, bytes], strips: Mapping[str, by
 
 
 def _trust_tables(found: Numbers) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return tables of changes and of exploitability: column, row, value."""
+    """Return the table of changes: column, row, value."""
     changes: dict[str, Any] = {}
     for name, one in found["changes"].items():
         for key, label in {"return": "return", "success": "success"}.items():
@@ -338,11 +338,7 @@ def _trust_tables(found: Numbers) -> dict[str, dict[str, dict[str, Any]]]:
             if name in alarm:
                 for key, label in {"share": "share with an alarm", "delay": "steps until it, median"}.items():
                     changes.setdefault(f"{signal}: {label}", {})[name] = alarm[name].get(key)
-    gaps = {
-        name: {**scalars(one), "interval": "{:.3g} to {:.3g}".format(*one["interval"])}
-        for name, one in found["exploitability"].items()
-    }
-    return {"changes": changes, "exploitability": gaps}
+    return {"changes": changes}
 
 
 def _probe_columns(found: Numbers) -> Iterable[tuple[str, Numbers]]:
@@ -422,10 +418,10 @@ def _say_what_to_trust(found: Numbers) -> Iterable[str]:
     """Say what forks of the simulator tell of the model."""
     shown, drift = found["ranking"], found["drift"]
     yield f"Policies ranked in the dream and in the simulator agree with tau {shown['agreement']:.2f}."
-    for name, one in found["exploitability"].items():
-        verdict = "exploits the dream" if one["exploited"] else "does not exploit the dream"
-        gap = "{gap:.3g}, 95 % interval {interval[0]:.3g} to {interval[1]:.3g}".format(**one)
-        yield f"The {name} {verdict}: dreamt {one['dreamt']:.3g}, real {one['real']:.3g}, difference {gap}."
+    own = found["exploitability"]
+    verdict = "exploits the dream" if own["exploited"] else "does not exploit the dream"
+    gap = "{gap:.3g}, 95 % interval {interval[0]:.3g} to {interval[1]:.3g}".format(**own)
+    yield f"The policy {verdict}: dreamt {own['dreamt']:.3g}, real {own['real']:.3g}, difference {gap}."
     camera = next((key for key in drift["dream"] if key != "reward"), "reward")
     last = max(step for step, error in enumerate(drift["dream"][camera][:15]) if error == error)  # not NaN
     larger = [name for name, one in drift.items() if one[camera][last] > drift["dream"][camera][last]]

@@ -8,8 +8,8 @@ physics, colours and so on, and the model dreams on::
                        +-- dream:      the same actions, or the policy
 
 Measures: drift by step and policies ranked in dream and simulator (after arXiv 2606.15032 and 2607.07196), dreams that
-do not follow when the real return falls (arXiv 2607.05966), dreamt minus real returns, also of plans that were chosen
-in the dream, calibration of dreamt rewards, and surprise as an alarm.
+do not follow when the real return falls (arXiv 2607.05966), dreamt minus real returns, calibration of dreamt rewards,
+and surprise as an alarm.
 
 Shape letters: ``N`` worlds, ``I`` steps after the fork.
 """
@@ -18,11 +18,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+import mujoco
 import torch
 import torch.nn.functional as F
 from gymnasium.vector import VectorEnv
@@ -39,7 +40,6 @@ from sheeplike.run.evaluation import EVALUATION_SEED, MAX_EPISODES, mean_interva
 
 LONGEST = 200  # steps after the fork that are played to tell outcomes and alarms
 BLENDS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # shares of random actions in the policies that are ranked
-PLANS, PLANNED = 16, 15  # dreams of which the best is played, and their steps
 WINDOW = 5  # steps over which the alarm averages surprise
 EXPLOITABLE = 0.1  # share of the return by which a dream may exceed the simulator
 
@@ -78,9 +78,16 @@ CHANGES: dict[str, Change] = {
 }
 
 
-def lines(cameras: bool) -> dict[str, dict[str, Any]]:
-    """Return the lines of randomization that forked worlds need behind their own; some need ``cameras``."""
-    return {_PREFIX + name: line for name, line in _LINES.items() if cameras or name not in _SEEN}
+def lines(scene: mujoco.MjModel, cameras: Collection[str]) -> dict[str, dict[str, Any]]:
+    """Return the lines of randomization that forked worlds need behind their own, for a model that sees ``cameras``."""
+    known = {name: line for name, line in _LINES.items() if cameras or name not in _SEEN}
+    names = sorted({key.partition("/")[2] for key in cameras})
+    fixed = [name for name in names if scene.camera(name).mode == mujoco.mjtCamLight.mjCAMLIGHT_FIXED]
+    if fixed:
+        known["camera"] = known["camera"] | {"of": fixed}
+    else:  # others follow their bodies, and cannot be moved
+        known.pop("camera", None)
+    return {_PREFIX + name: line for name, line in known.items()}
 
 
 _VARIATION = "[0]"  # prefix, in the saved state of worlds, of what randomization has drawn
@@ -136,6 +143,7 @@ class Fork:
 
     def __init__(self, model: TrainedModel, envs: VectorEnv, *, seed: int) -> None:
         self.model, self.envs, self.seed = model, envs, seed
+        self.lines = lines(envs.simulator.task.model, model.cameras)
         obs = self._reset({})
         torch.manual_seed(seed)
         state, self.alive = model.observe_step(None, None, obs), torch.ones(envs.num_envs)
@@ -168,11 +176,10 @@ class Fork:
             weight = weight * ~(terminated | truncated).cpu()
         return self._joined(rows)
 
-    def dream(self, act: Act, steps: int, *, copies: int = 1, frames: bool = False) -> Rollout:
-        """Go on in the dream, from each state several times, side by side; ``act`` gets the imagined states."""
-        state = self.start.map(lambda x: x.repeat_interleave(copies, 0))
+    def dream(self, act: Act, steps: int, *, frames: bool = False) -> Rollout:
+        """Go on in the dream; ``act`` gets the imagined states."""
         torch.manual_seed(self.seed + 2)
-        weight, rows = self.alive.repeat_interleave(copies).to(self.model.device), []
+        state, weight, rows = self.start, self.alive.to(self.model.device), []
         for _ in range(steps):
             action = act(state)
             state = self.model.imagine(state, action.unsqueeze(1))[:, 0]
@@ -198,7 +205,7 @@ class Fork:
     def _reset(self, change: Change) -> dict[str, Tensor]:
         """Begin the episodes, always the same ones, with a change from their first step on."""
         chosen = {_PREFIX + name: value for name, value in (_NEUTRAL | dict(change)).items() if value is not None}
-        values = {name: chosen[name] for name in lines(bool(self.model.cameras)) if name in chosen}
+        values = {name: chosen[name] for name in self.lines if name in chosen}
         obs, _ = self.envs.reset(seed=self.seed, options={"variation": values})
         return self._seen(obs)
 
@@ -233,13 +240,12 @@ def measure(model: TrainedModel, envs: VectorEnv, *, seed: int = 0) -> Numbers:
         others = Fork(model, envs, seed=first + envs.num_envs).real(model.act, long)
         fork = Fork(model, envs, seed=first)
         usual = fork.real(model.act, long, frames=True)
-        known = {name: change for name, change in CHANGES.items() if model.cameras or not change.keys() & set(_SEEN)}
+        known = {name: change for name, change in CHANGES.items() if all(_PREFIX + key in fork.lines for key in change)}
         watched = {name: fork.real(model.act, long, change) for name, change in known.items() if change}
         same = {name: fork.real(_replay(usual), short, change, frames=True) for name, change in known.items()}
         dream, own = fork.dream(_replay(usual), short, frames=True), fork.dream(model.act, long)
         acts = {f"{share:.0%} random": fork.blend(share) for share in BLENDS}
         pairs = {name: (fork.dream(act, short), fork.real(act, short)) for name, act in acts.items()}
-        plans = _best_plans(fork, min(PLANNED, short))
     lasts = usual.weight[:, :short] > 0
     return {
         "starts": int(usual.counted.sum()),
@@ -248,7 +254,7 @@ def measure(model: TrainedModel, envs: VectorEnv, *, seed: int = 0) -> Numbers:
         "drift": {name: _drift(model, one, usual) for name, one in ({"dream": dream} | same).items()},
         "changes": {name: _outcome(one) for name, one in ({"dream": own, "unchanged": usual} | watched).items()},
         "ranking": _ranking(pairs),
-        "exploitability": {"policy": _gap(own, usual), f"best of {PLANS} plans": _gap(*plans)},
+        "exploitability": _gap(own, usual),
         "calibration": calibration(dream.reward[lasts], usual.reward[:, :short][lasts]),
         "alarm": _alarm(usual, others, watched, cameras=bool(model.cameras)),
     }
@@ -257,14 +263,6 @@ def measure(model: TrainedModel, envs: VectorEnv, *, seed: int = 0) -> Numbers:
 def _replay(one: Rollout) -> Act:
     actions = iter(one.action.unbind(1))
     return lambda state: next(actions).to(state.deter.device)
-
-
-def _best_plans(fork: Fork, steps: int) -> tuple[Rollout, Rollout]:
-    """Dream :data:`PLANS` futures from each state; return the best one, and the simulator after the same actions."""
-    many, worlds = fork.dream(fork.model.act, steps, copies=PLANS), fork.envs.num_envs
-    best = (many.reward * many.weight).sum(1).reshape(worlds, PLANS).argmax(1) + PLANS * torch.arange(worlds)
-    chosen = Rollout({}, **{name: value[best] for name, value in vars(many).items() if name != "frames"})
-    return chosen, fork.real(_replay(chosen), steps)
 
 
 def _drift(model: TrainedModel, one: Rollout, usual: Rollout) -> Numbers:
