@@ -30,7 +30,7 @@ def _program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (text,) = re.findall(r"^```python\n(# tune\.py\n.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     fewer = ["agent.rollout_length=16", "agent.minibatches=2", "eval.episodes=1", "compile=off", "logger=[]"]
     for long, short in (
-        ("12, 10_000, 60", "3, 256, 1"),
+        ("12, 10_000, 60", "3, 256, 3"),
         ('"total_steps=100_000"', '"total_steps=1024", "checkpoint.every=256", ' + ", ".join(map(repr, fewer))),
     ):
         assert text.count(long) == 1
@@ -80,7 +80,7 @@ def test_a_study_that_was_stopped_goes_on_with_its_trial(signum: int) -> None:
     process.communicate(timeout=120)
     assert process.returncode == (-signum if signum == signal.SIGKILL else 75)
     assert states() == [COMPLETE, RUNNING]
-    time.sleep(4)  # without a sign of life
+    time.sleep(8)  # without a sign of life
     again = start()
     output, _ = again.communicate(timeout=300)
     assert again.returncode == 0, output

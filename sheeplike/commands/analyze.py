@@ -19,6 +19,7 @@ from sheeplike.options import CommandError, InvalidOption, explain_keys, keys_of
 from sheeplike.run.layout import ANALYSES
 from sheeplike.terminal import echo, info
 from sheeplike.trained import exported
+from sheeplike.trained.card import FEW
 from sheeplike.trained.playing import TrainedOptions, name_results, open_trained, rebuild, results_of
 
 
@@ -45,6 +46,8 @@ def main(request: Request) -> None:
     run_dir, config, asked = open_trained(asked, "analyze", ANALYSES, world_model=True)
     if asked.trust and not envs.simulated(config.env.name):
         raise InvalidOption("trust", True, f"false: {config.env.name} is not simulated here", False)
+    if asked.trust and asked.num_envs < FEW:
+        raise InvalidOption("num_envs", asked.num_envs, f"at least {FEW} states to fork, with trust=true", FEW)
     info("loading torch and JAX")
     analyze_run(run_dir, config, asked)
 
@@ -75,10 +78,11 @@ def analyze_run(run_dir: Path, config: Config, asked: AnalyzeOptions) -> None:
     with phase("analysing the model"), as_command_errors(*too_large):
         found = dissect(model, played, positions=made.positions, entries=made.entries, seed=asked.seed)
     if asked.trust:
-        lines = config.randomization | trust.lines(made.simulator.task.model, model.cameras)
+        added = trust.lines(made.simulator.task.model, model.cameras, config.randomization)
+        lines = {**config.randomization, **added}
         forked = build_envs(config.replace(randomization=lines), asked.num_envs, model.device)
         with phase("forking the simulator beside the dream"), as_command_errors(envs.Unusable, *too_large):
-            found.numbers["trust"] = trust.measure(model, forked, seed=asked.seed)
+            found.numbers["trust"] = trust.measure(model, forked, added, seed=asked.seed)
         forked.close()
     about = {"run": asked.run, "env": config.env.task, "step": step, **asked.model_dump(exclude={"run"})}
     banner(f"policy step {step:,} of {asked.run}", summarize(found.numbers))

@@ -36,7 +36,7 @@ class PublishOptions(Options):
         None, description="hf://<owner>/<name>; or a new or empty directory, to look at what would be uploaded"
     )
     private: bool = Field(False, description="true: in a new repository that others cannot see")
-    license: str = Field(card.LICENSE, description="the licence on the card, by the hub's name of it")
+    license: str | None = Field(None, description="the agent's licence, such as apache-2.0; null: none on the card")
 
 
 def main(request: Request) -> None:
@@ -72,7 +72,7 @@ def main(request: Request) -> None:
         try:
             record = json.loads(read_text(result, LIMIT))
             text = card.render(record, address, commit=card.commit_of(run_dir), film=film, license=asked.license)
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             raise CommandError(f"{result}: tells too little for a card: expected a new evaluation") from None
         with tempfile.TemporaryDirectory() as temporary:
             folder = place or Path(temporary, "agent")

@@ -213,7 +213,7 @@ def parse(argument: str, *, sweeps: bool = False) -> Override:
 def as_loop(command: str, words: Sequence[str]) -> str:
     """Return the loops of a shell that run what a sweep of Hydra, such as ``agent.clip=0.1,0.2``, would run."""
     loops, line = [], f"python -m sheeplike {command}"
-    place = dict(word.partition("=")[::2] for word in words).get("run_dir", "logs")
+    place = shlex.quote(dict(word.partition("=")[::2] for word in words).get("run_dir", "logs"))
     for word in words:
         key, equals, _ = word.partition("=")
         override = parse(word, sweeps=True) if equals and not key.startswith("-") else None
@@ -222,9 +222,9 @@ def as_loop(command: str, words: Sequence[str]) -> str:
             continue
         name = f"v{len(loops) + 1}"
         loops.append(f"for {name} in {shlex.join(override.sweep_string_iterator())}; do ")
-        line, place = f'{line} "{key}=${name}"', f"{place}/{key}-${name}"
+        line, place = f'{line} "{key}=${name}"', f'{place}/{key}-"${name}"'
     if loops and command == "train":
-        line += f' "run_dir={place}"'  # by default, runs that differ only in such a key would share one
+        line += f" run_dir={place}"  # by default, runs that differ only in such a key would share one
     return f"{''.join(loops)}{line}{'; done' * len(loops)}"
 
 

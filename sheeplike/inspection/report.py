@@ -32,7 +32,6 @@ NUMBERS, PAGE, PROBE = ANALYSIS_FILE, "analysis.html", "linear_probe.safetensors
 TAG = "analyze"  # prefix in TensorBoard
 STYLE = {"font.size": 11, "axes.titlesize": 11, "legend.frameon": False}
 WIDTH = 120  # columns of a line in the terminal
-DRIFTS = ("dream", "friction x 0.25", "mass x 4", "gravity x 2", "action 1 step late")
 COST = 0.1  # share of the return from which on the report says that a change costs some
 KNOWN = 0.9  # R^2 from which on the report calls a position known
 Numbers = Mapping[str, Any]
@@ -246,8 +245,10 @@ def draw_trust(numbers: Numbers) -> Figure:
     figure = Figure(figsize=(12, 9), layout="constrained")
     drift, changes, ranking, alarms = figure.subplots(2, 2).flat
     camera = next((key for key in found["drift"]["dream"] if key != "reward"), "reward")
-    for (name, color), width in zip(zip(DRIFTS, COLOURS, strict=False), (3, 1.5, 1.5, 1.5, 1.5), strict=True):
+    shown = [name for name in found["drift"] if name != "unchanged"]  # which is 0
+    for name, color in zip(shown, COLOURS, strict=False):
         values = np.array(found["drift"][name][camera], float)  # None, as JSON has it, becomes NaN
+        width = 3 if name == "dream" else 1.5
         drift.plot(range(1, found["steps"] + 1), values, color=color, label=name, linewidth=width)
     error = "absolute error" if camera == "reward" else "squared error"
     _tidy(drift, "steps after the fork", error, f"{plain(camera)}: drift from the unchanged simulator")
@@ -268,15 +269,10 @@ def draw_trust(numbers: Numbers) -> Figure:
     for name, *place in zip(shown["policies"], shown["dreamt"], shown["real"], strict=True):
         ranking.annotate(name, place, fontsize=9, xytext=(5, -10), textcoords="offset points")
     _tidy(ranking, "dreamt return", "real return", f"policies, in agreement: tau {shown['agreement']:.2f}")
-    rows = np.arange(len(names) - 1)
-    for shift, (signal, one) in enumerate(found["alarm"].items()):
-        shares = [one[name]["share"] for name in names[1:]]
-        alarms.barh(rows + 0.4 * shift - 0.2, shares, 0.38, color=COLOURS[shift], label=signal)
-    alarms.set_yticks(rows, names[1:])
+    alarms.barh(names[1:], [found["alarm"][name]["share"] for name in names[1:]], color=COLOURS[1])
     alarms.invert_yaxis()
     _tidy(alarms, "share of episodes with an alarm", "", "alarms")
     alarms.set_xlim(0, 1)
-    alarms.legend(fontsize=9)
     return figure
 
 
@@ -330,14 +326,12 @@ def _trust_tables(found: Numbers) -> dict[str, dict[str, dict[str, Any]]]:
     """Return the table of changes: column, row, value."""
     changes: dict[str, Any] = {}
     for name, one in found["changes"].items():
-        for key, label in {"return": "return", "success": "success"}.items():
+        for key, label in {"return": "return", "lost": "return lost", "success": "success"}.items():
             interval = one.get(f"{key}_interval")
             if interval:
                 changes.setdefault(label, {})[name] = f"{one[key]:.3g} ({interval[0]:.3g} to {interval[1]:.3g})"
-        for signal, alarm in found["alarm"].items():
-            if name in alarm:
-                for key, label in {"share": "share with an alarm", "delay": "steps until it, median"}.items():
-                    changes.setdefault(f"{signal}: {label}", {})[name] = alarm[name].get(key)
+        for key, label in {"share": "share with an alarm", "delay": "steps until it, median"}.items():
+            changes.setdefault(label, {})[name] = found["alarm"].get(name, {}).get(key)
     return {"changes": changes}
 
 
@@ -424,14 +418,12 @@ def _say_what_to_trust(found: Numbers) -> Iterable[str]:
     yield f"The policy {verdict}: dreamt {own['dreamt']:.3g}, real {own['real']:.3g}, difference {gap}."
     camera = next((key for key in drift["dream"] if key != "reward"), "reward")
     last = max(step for step, error in enumerate(drift["dream"][camera][:15]) if error == error)  # not NaN
-    larger = [name for name, one in drift.items() if one[camera][last] > drift["dream"][camera][last]]
-    yield f"After {last + 1} steps these simulators are farther from the real one than the dream: {_listed(larger)}."
-    expected, came = (found["calibration"][name][-1] for name in ("expected", "happened"))
-    yield f"Dreamt reward, where it is highest: {expected:.2f} a step, {came:.2f} received after the same actions."
-    usual = found["changes"]["unchanged"]["return"]
-    worse = [name for name, one in found["changes"].items() if one["return_interval"][1] < usual - COST * abs(usual)]
-    worse = [name for name in worse if name != "dream"]
-    noticed = [name for name in worse if any(one[name]["share"] > 0.5 for one in found["alarm"].values())]
+    # NaN, not below the dream's drift, are simulators whose episodes have all ended.
+    far = [name for name, one in drift.items() if not one[camera][last] <= drift["dream"][camera][last]]
+    yield f"After {last + 1} steps farther from the real one than the dream, or ended: {_listed(far)}."
+    enough = COST * abs(found["changes"]["unchanged"]["return"])
+    worse = [name for name, one in found["changes"].items() if name != "dream" and one["lost_interval"][0] > enough]
+    noticed = [name for name in worse if found["alarm"][name]["share"] > 0.5]
     missed = [name for name in worse if name not in noticed]
     text = f"with an alarm in most episodes {_listed(noticed)}; without {_listed(missed)}"
     yield f"Changes that cost a tenth of the return or more: {text}."

@@ -8,8 +8,7 @@ physics, colours and so on, and the model dreams on::
                        +-- dream:      the same actions, or the policy
 
 Measures: drift by step and policies ranked in dream and simulator (after arXiv 2606.15032 and 2607.07196), dreams that
-do not follow when the real return falls (arXiv 2607.05966), dreamt minus real returns, calibration of dreamt rewards,
-and surprise as an alarm.
+do not follow when the real return falls (arXiv 2607.05966), dreamt minus real returns, and surprise as an alarm.
 
 Shape letters: ``N`` worlds, ``I`` steps after the fork.
 """
@@ -31,7 +30,7 @@ from scipy import stats
 from torch import Tensor
 
 from sheeplike.agents.agent import own_randomness
-from sheeplike.inspection.dissect import CONTEXT, HORIZON, Numbers, calibration
+from sheeplike.inspection.dissect import CONTEXT, HORIZON, Numbers
 from sheeplike.inspection.episodes import random_actions
 from sheeplike.inspection.model import States, TrainedModel
 from sheeplike.nn.cnn import to_unit
@@ -64,6 +63,8 @@ _LINES = {
 _PREFIX = "fork "
 _SEEN = ("colours", "brightness", "camera")  # lines that need a camera
 _NEUTRAL = {name: 0.0 if name in ("camera", "delay") else 1.0 for name in _LINES}
+DRIFTS = ("unchanged", "friction x 0.25", "mass x 4", "gravity x 2", "action 1 step late")
+"""Changes whose frames are compared with the dream's."""
 CHANGES: dict[str, Change] = {
     "unchanged": {},
     **{f"friction x {by:g}": {"friction": by} for by in (0.25, 0.5, 2.0, 4.0)},
@@ -78,9 +79,11 @@ CHANGES: dict[str, Change] = {
 }
 
 
-def lines(scene: mujoco.MjModel, cameras: Collection[str]) -> dict[str, dict[str, Any]]:
-    """Return the lines of randomization that forked worlds need behind their own, for a model that sees ``cameras``."""
+def lines(scene: mujoco.MjModel, cameras: Collection[str], own: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the lines of randomization that forked worlds need behind their ``own``, for a model with ``cameras``."""
     known = {name: line for name, line in _LINES.items() if cameras or name not in _SEEN}
+    if any("action.delay" in line["field"] for line in own.values()):  # "unchanged" would take the run's delay away
+        del known["delay"]
     names = sorted({key.partition("/")[2] for key in cameras})
     fixed = [name for name in names if scene.camera(name).mode == mujoco.mjtCamLight.mjCAMLIGHT_FIXED]
     if fixed:
@@ -103,7 +106,6 @@ class Rollout:
         weight: 1 until the episode has ended, then 0; of a dream the probability that it has not ended. Worlds whose
             episode ended before the fork have 0 throughout, and count nowhere.
         surprise: KL in nats of what was seen to what was expected; 0 in a dream.
-        error: mean squared error of the reconstructed pixels in [0, 1]; 0 in a dream.
         success: reached so far; NaN in a dream, and if the task defines none.
     """
 
@@ -112,7 +114,6 @@ class Rollout:
     reward: Tensor
     weight: Tensor
     surprise: Tensor
-    error: Tensor
     success: Tensor
 
     @property
@@ -130,7 +131,8 @@ class Fork:
     """Worlds at one state, from which simulator and dream go on.
 
     Args:
-        envs: worlds with :func:`lines` at the end of their randomization.
+        envs: worlds with ``added`` at the end of their randomization.
+        added: some :func:`lines`.
         seed: of the worlds and of all draws; as of :func:`sheeplike.run.evaluation.play`.
 
     Attributes:
@@ -141,9 +143,8 @@ class Fork:
         CommandError: all episodes have ended before.
     """
 
-    def __init__(self, model: TrainedModel, envs: VectorEnv, *, seed: int) -> None:
-        self.model, self.envs, self.seed = model, envs, seed
-        self.lines = lines(envs.simulator.task.model, model.cameras)
+    def __init__(self, model: TrainedModel, envs: VectorEnv, added: Collection[str], *, seed: int) -> None:
+        self.model, self.envs, self.seed, self.added = model, envs, seed, added
         obs = self._reset({})
         torch.manual_seed(seed)
         state, self.alive = model.observe_step(None, None, obs), torch.ones(envs.num_envs)
@@ -170,7 +171,7 @@ class Fork:
             obs, reward, terminated, truncated, info = self.envs.step(action)
             state = self.model.observe_step(state, action, self._seen(obs))
             row = {"action": action, "reward": reward, "success": info["success"].float()}
-            row |= {"surprise": self.model.kl(state), "error": self._error(state, obs)}
+            row |= {"surprise": self.model.kl(state)}
             row |= {key: obs[key] for key in self.model.cameras if frames}
             rows.append({name: value.cpu().clone() for name, value in row.items()} | {"weight": weight})
             weight = weight * ~(terminated | truncated).cpu()
@@ -184,8 +185,7 @@ class Fork:
             action = act(state)
             state = self.model.imagine(state, action.unsqueeze(1))[:, 0]
             row = {"action": action, "reward": self.model.reward(state).pred(), "weight": weight}
-            row |= dict.fromkeys(("surprise", "error"), torch.zeros_like(weight))
-            row |= {"success": torch.full_like(weight, torch.nan)}
+            row |= {"surprise": torch.zeros_like(weight), "success": torch.full_like(weight, torch.nan)}
             shown = self.model.decode(state).frames if frames else {}
             row |= {key: shown[key] for key in self.model.cameras if frames}
             rows.append({name: value.cpu() for name, value in row.items()})
@@ -205,7 +205,7 @@ class Fork:
     def _reset(self, change: Change) -> dict[str, Tensor]:
         """Begin the episodes, always the same ones, with a change from their first step on."""
         chosen = {_PREFIX + name: value for name, value in (_NEUTRAL | dict(change)).items() if value is not None}
-        values = {name: chosen[name] for name in self.lines if name in chosen}
+        values = {name: chosen[name] for name in self.added if name in chosen}
         obs, _ = self.envs.reset(seed=self.seed, options={"variation": values})
         return self._seen(obs)
 
@@ -214,12 +214,6 @@ class Fork:
         spaces = self.model.observations
         return {key: obs[key] if obs[key].dim() > 2 else obs[key][:, : spaces[key].shape[0]] for key in spaces}
 
-    def _error(self, state: States, obs: Mapping[str, Tensor]) -> Tensor:
-        """Return the mean squared error ``(N,)`` of the reconstructed pixels over all cameras."""
-        drawn = self.model.predict(state)
-        errors = [(drawn[key] - to_unit(obs[key])).square().flatten(1).mean(1) for key in self.model.cameras]
-        return torch.stack(errors).mean(0) if errors else torch.zeros(len(state), device=state.deter.device)
-
     def _joined(self, rows: list[dict[str, Tensor]]) -> Rollout:
         joined = {name: torch.stack([row[name] for row in rows], 1) for name in rows[0]}
         frames = {key: joined.pop(key) for key in self.model.cameras if key in joined}
@@ -227,36 +221,35 @@ class Fork:
 
 
 @torch.no_grad()
-def measure(model: TrainedModel, envs: VectorEnv, *, seed: int = 0) -> Numbers:
-    """Measure how far a model can be trusted in worlds with :func:`lines`; the numbers are nested by name.
+def measure(model: TrainedModel, envs: VectorEnv, added: Collection[str], *, seed: int = 0) -> Numbers:
+    """Measure how far a model can be trusted; the numbers are nested by name.
 
     Args:
+        envs, added: as of :class:`Fork`.
         seed: as of :func:`sheeplike.run.evaluation.play`.
     """
     first = EVALUATION_SEED + seed * MAX_EPISODES
-    long = min(LONGEST, envs.episode_length - CONTEXT)
+    long = min(LONGEST, max(envs.episode_length - (CONTEXT - 1), 1))
     short = min(HORIZON, long)
     with own_randomness(envs.device):
-        others = Fork(model, envs, seed=first + envs.num_envs).real(model.act, long)
-        fork = Fork(model, envs, seed=first)
+        others = Fork(model, envs, added, seed=first + envs.num_envs).real(model.act, long)
+        fork = Fork(model, envs, added, seed=first)
         usual = fork.real(model.act, long, frames=True)
-        known = {name: change for name, change in CHANGES.items() if all(_PREFIX + key in fork.lines for key in change)}
+        known = {name: change for name, change in CHANGES.items() if {_PREFIX + key for key in change} <= {*added}}
         watched = {name: fork.real(model.act, long, change) for name, change in known.items() if change}
-        same = {name: fork.real(_replay(usual), short, change, frames=True) for name, change in known.items()}
+        same = {name: fork.real(_replay(usual), short, known[name], frames=True) for name in DRIFTS if name in known}
         dream, own = fork.dream(_replay(usual), short, frames=True), fork.dream(model.act, long)
         acts = {f"{share:.0%} random": fork.blend(share) for share in BLENDS}
         pairs = {name: (fork.dream(act, short), fork.real(act, short)) for name, act in acts.items()}
-    lasts = usual.weight[:, :short] > 0
     return {
         "starts": int(usual.counted.sum()),
         "context": CONTEXT,
         "steps": short,
         "drift": {name: _drift(model, one, usual) for name, one in ({"dream": dream} | same).items()},
-        "changes": {name: _outcome(one) for name, one in ({"dream": own, "unchanged": usual} | watched).items()},
+        "changes": {name: _outcome(one, usual) for name, one in ({"dream": own, "unchanged": usual} | watched).items()},
         "ranking": _ranking(pairs),
         "exploitability": _gap(own, usual),
-        "calibration": calibration(dream.reward[lasts], usual.reward[:, :short][lasts]),
-        "alarm": _alarm(usual, others, watched, cameras=bool(model.cameras)),
+        "alarm": _alarm(usual, others, watched),
     }
 
 
@@ -279,10 +272,12 @@ def _drift(model: TrainedModel, one: Rollout, usual: Rollout) -> Numbers:
     return {key: (torch.where(both, error, 0.0).sum(0) / both.sum(0)).tolist() for key, error in errors.items()}
 
 
-def _outcome(one: Rollout) -> Numbers:
-    """Return the mean return after the fork, and the success rate if the task has one, with 95 % intervals."""
+def _outcome(one: Rollout, usual: Rollout) -> Numbers:
+    """Return mean return, its loss to the unchanged simulator, and success if the task has it, with 95 % intervals."""
     returns = one.returns
     found: Numbers = {"return": returns.mean().item(), "return_interval": list(mean_interval(returns.numpy()))}
+    lost = usual.returns - returns
+    found |= {"lost": lost.mean().item(), "lost_interval": list(mean_interval(lost.numpy()))}
     reached = (one.success * one.weight).amax(1)[one.counted]
     if not reached.isnan().any():
         found |= {"success": reached.mean().item()}
@@ -308,22 +303,20 @@ def _gap(dream: Rollout, real: Rollout) -> Numbers:
     return means | found | {"exploited": low > EXPLOITABLE * size}
 
 
-def _alarm(usual: Rollout, others: Rollout, watched: Mapping[str, Rollout], *, cameras: bool = True) -> Numbers:
-    """Set alarms at the largest surprise and error of untouched episodes; test them on others and after each change.
+def _alarm(usual: Rollout, others: Rollout, watched: Mapping[str, Rollout]) -> Numbers:
+    """Set the alarm at the largest surprise of untouched episodes; test it on others and after each change.
 
     Returns:
-        By signal its ``threshold``, of the mean over :data:`WINDOW` steps, at which no episode of ``others`` gives an
-        alarm; and by change the ``share`` of episodes with an alarm, and their median ``delay`` in steps.
+        Its ``threshold``, of the mean over :data:`WINDOW` steps, at which no episode of ``others`` gives an alarm; and
+        by change the ``share`` of episodes with an alarm, and their median ``delay`` in steps.
     """
-    found: Numbers = {}
-    for signal in ("surprise", "error") if cameras else ("surprise",):
-        threshold = smooth(getattr(others, signal), others.weight > 0).max().item()
-        found[signal] = {"threshold": threshold}
-        for name, one in ({"unchanged": usual} | dict(watched)).items():
-            alarms = (smooth(getattr(one, signal), one.weight > 0) > threshold)[one.counted]
-            delays = (alarms.int().argmax(1) + WINDOW)[alarms.any(1)].tolist()
-            delay = {"delay": statistics.median(delays)} if delays else {}
-            found[signal][name] = {"share": len(delays) / len(alarms)} | delay
+    threshold = smooth(others.surprise, others.weight > 0).max().item()
+    found: Numbers = {"threshold": threshold}
+    for name, one in ({"unchanged": usual} | dict(watched)).items():
+        alarms = (smooth(one.surprise, one.weight > 0) > threshold)[one.counted]
+        delays = (alarms.int().argmax(1) + WINDOW)[alarms.any(1)].tolist()
+        delay = {"delay": statistics.median(delays)} if delays else {}
+        found[name] = {"share": len(delays) / len(alarms)} | delay
     return found
 
 

@@ -24,14 +24,13 @@ from sheeplike.run.layout import STARTS
 from sheeplike.terminal import one_line
 
 CARD, FILM = "card.md", "scene.gif"  # FILM: of a task's own camera
-LICENSE = "apache-2.0"
 LIMIT = 2**24  # bytes of starts.jsonl
 FEW = 16  # episodes; of fewer, a bootstrap interval holds the mean in far less than 95 % of the cases
 METRICS = {"eval/return_mean": "mean_reward", "eval/success_rate": "success_rate"}  # the hub's names of ours
 
 
 def render(
-    record: Mapping[str, Any], run: str, *, commit: str | None, film: Path | None, license: str = LICENSE
+    record: Mapping[str, Any], run: str, *, commit: str | None, film: Path | None, license: str | None = None
 ) -> str:
     """Return the card of an agent.
 
@@ -40,6 +39,7 @@ def render(
         run: the agent's address.
         commit: of the program that trained it.
         film: a GIF that will lie beside the card.
+        license: the hub's name of the licence, if its owner chose one.
     """
     about, metrics = record["run"], record["metrics"]
     task = about["env"] if about["id"] is None else f"{about['env']}: {about['id']}"
@@ -50,17 +50,17 @@ def render(
         "metrics": [{"type": kind, "value": metrics[key]} for key, kind in METRICS.items() if key in metrics],
     }
     front = {
-        "license": license,
+        **({"license": license} if license else {}),
         "library_name": "sheeplike",
         "pipeline_tag": "reinforcement-learning",
-        "tags": ["reinforcement-learning", "robotics", about["agent"], about["env"]],
+        "tags": ["reinforcement-learning", about["agent"], about["env"]],
         "model-index": [{"name": title, "results": [result]}],
     }
     rows = {
         "agent": f"{about['agent']}, {record['parameters']:,} parameters, {record['bytes'] / 1e6:.2f} MB",
         "trained": f"{record['step']:,} policy steps, seed {about['seed']}" + (f", commit {commit}" if commit else ""),
         **describe(metrics, record["settings"]),
-        "license": license,
+        **({"license": license} if license else {}),
     }
     table = "".join(f"| {_cell(name)} | {_cell(text)} |\n" for name, text in rows.items())
     commands = {"Play it": f"python -m sheeplike eval run={run}", "Train another": record["command"]}

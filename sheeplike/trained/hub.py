@@ -10,7 +10,7 @@ import importlib.util
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial, partialmethod
 from pathlib import Path
 
@@ -44,14 +44,14 @@ def download(address: str, names: Sequence[str]) -> Path:
         class Silent(tqdm):
             __init__ = partialmethod(tqdm.__init__, disable=True)
 
-        fetch = partial(snapshot_download, repo, revision=revision, allow_patterns=list(names))
-        try:
-            large = [file.filename for file in fetch(dry_run=True, tqdm_class=Silent) if (file.file_size or 0) > LIMIT]
-        except DryRunError:  # the hub cannot be reached: what is cached will do
-            large = []
-        if large:
-            raise CommandError(f"run={address}: {large[0]} has more than {LIMIT:,} bytes: expected a smaller agent")
-        place = Path(fetch(tqdm_class=tqdm if is_terminal(sys.stderr) else Silent))
+        fetch = partial(snapshot_download, repo, allow_patterns=list(names))
+        commit = revision
+        with suppress(DryRunError):  # the hub cannot be reached: what is cached will do
+            for file in fetch(revision=revision, dry_run=True, tqdm_class=Silent):
+                if (file.file_size or 0) > LIMIT:
+                    raise CommandError(f"run={address}: {file.filename} has more than {LIMIT:,} bytes")
+                commit = file.commit_hash  # a branch may move before the download
+        place = Path(fetch(revision=commit, tqdm_class=tqdm if is_terminal(sys.stderr) else Silent))
     if missing := [name for name in names if not (place / name).is_file()]:
         raise CommandError(f"run={address}: {' and '.join(missing)} not there: expected an export of sheeplike")
     pin = "" if revision == place.name else f"; to keep to it: run={HUB}{repo}@{place.name}"

@@ -447,7 +447,8 @@ def test_what_is_refused_before_anything_is_uploaded(
     assert "nearest: to=run_2" in refusal("publish", "run=run", "to=run")
     (result,) = Path("run").glob("eval/*/result.json")
     wrong = result.read_text().replace('"parameters": ', '"parameters": "x", "": ')
-    for content in ("{}", "[]", "", '{"run": 3}', wrong):
+    huge = re.sub(r'"bytes": \d+', f'"bytes": 1{"0" * 400}', result.read_text())
+    for content in ("{}", "[]", "", '{"run": 3}', wrong, huge, "[" * 100_000):
         result.write_text(content)
         assert "result.json" in refusal("publish", "run=run", "to=hf://owner/name")
     shutil.rmtree("run/eval")

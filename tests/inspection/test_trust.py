@@ -22,12 +22,12 @@ from sheeplike.options import CommandError
 from sheeplike.trained.playing import finite
 
 WORLDS, CAMERA, LENGTH = 4, "pixels/fixed", 40
+ADDED = lines(Cartpole().model, [CAMERA], {})
 
 
 @pytest.fixture(scope="module")
 def worlds() -> Iterator[VectorEnv]:
-    added = lines(Cartpole().model, [CAMERA])
-    made = envs.make("cartpole_balance", num_envs=WORLDS, image_size=48, randomization=added, episode_length=LENGTH)
+    made = envs.make("cartpole_balance", num_envs=WORLDS, image_size=48, randomization=ADDED, episode_length=LENGTH)
     yield made
     made.close()
 
@@ -44,12 +44,12 @@ def rollout(reward: list[list[float]], surprise: list[list[float]] | None = None
     values = torch.tensor(reward)
     nothing = torch.zeros_like(values)
     seen = nothing if surprise is None else torch.tensor(surprise)
-    return Rollout({}, nothing, values, torch.ones_like(values), seen, nothing, nothing)
+    return Rollout({}, nothing, values, torch.ones_like(values), seen, nothing)
 
 
 def test_a_fork_repeats_the_simulator_and_changes_one_thing(worlds: VectorEnv, model: TrainedModel) -> None:
     with torch.no_grad():
-        fork = Fork(model, worlds, seed=7)
+        fork = Fork(model, worlds, ADDED, seed=7)
         usual = fork.real(model.act, 12, frames=True)
         again = fork.real(model.act, 12, frames=True)
         same = {name: fork.real(trust._replay(usual), 12, change, frames=True) for name, change in CHANGES.items()}
@@ -71,10 +71,15 @@ def test_only_cameras_that_follow_nothing_are_moved() -> None:
         <mujoco><worldbody><body><geom size="1"/>
             <camera name="fixed"/><camera name="behind" mode="trackcom"/>
         </body></worldbody></mujoco>""")
-    moved = lines(scene, ["pixels/fixed", "pixels/behind", "depth/fixed"])["fork camera"]
+    moved = lines(scene, ["pixels/fixed", "pixels/behind", "depth/fixed"], {})["fork camera"]
     assert moved["of"] == ["fixed"]
-    assert "fork camera" not in lines(scene, ["pixels/behind"])
-    assert not {"fork camera", "fork colours", "fork brightness"} & lines(scene, []).keys()
+    assert "fork camera" not in lines(scene, ["pixels/behind"], {})
+    assert not {"fork camera", "fork colours", "fork brightness"} & lines(scene, [], {}).keys()
+
+
+def test_a_run_with_delays_of_its_own_keeps_them() -> None:
+    own = {"late": {"field": "action.delay", "operation": "set", "distribution": {"choice": [2]}}}
+    assert ADDED.keys() - lines(Cartpole().model, [CAMERA], own).keys() == {"fork delay"}
 
 
 @pytest.mark.slow
@@ -82,16 +87,17 @@ def test_measured_twice_it_is_the_same(worlds: VectorEnv, model: TrainedModel, m
     few = {name: CHANGES[name] for name in ("unchanged", "gravity x 2")}
     monkeypatch.setattr(trust, "CHANGES", few)
     state = torch.get_rng_state()
-    found = finite(measure(model, worlds))  # NaN equals nothing
+    found = finite(measure(model, worlds, ADDED))  # NaN equals nothing
     assert torch.equal(torch.get_rng_state(), state)
-    assert found == finite(measure(model, worlds))
-    assert found["steps"] == LENGTH - found["context"]
+    assert found == finite(measure(model, worlds, ADDED))
+    assert found["steps"] == LENGTH - found["context"] + 1
     assert set(found["drift"]["unchanged"][CAMERA]) <= {0, None}
     assert found["drift"]["dream"][CAMERA][0] > 0
     assert set(found["changes"]) == {"dream", *few}
     assert found["ranking"]["policies"][0] == "0% random"
     assert found["exploitability"]["real"] == found["changes"]["unchanged"]["return"]
-    other = measure(model, worlds, seed=1)
+    assert found["changes"]["unchanged"]["lost_interval"] == [0, 0]
+    other = measure(model, worlds, ADDED, seed=1)
     assert other["ranking"]["real"] != found["ranking"]["real"]
 
 
@@ -109,7 +115,7 @@ def test_a_promise_that_is_not_kept_is_an_exploit() -> None:
 def test_the_alarm_is_silent_until_something_changes() -> None:
     calm = [[1.0] * 20, [1.2] * 20]
     jump = [[1.0] * 8 + [9.0] * 12, [1.0] * 20]
-    found = trust._alarm(rollout(calm, calm), rollout(calm, calm), {"change": rollout(calm, jump)})["surprise"]
+    found = trust._alarm(rollout(calm, calm), rollout(calm, calm), {"change": rollout(calm, jump)})
     assert found["threshold"] == pytest.approx(1.2)
     assert found["unchanged"] == {"share": 0.0}
     # The mean over the window passes the threshold with the first step after the change.
@@ -122,17 +128,17 @@ def test_episodes_that_ended_before_the_fork_count_nowhere(
 ) -> None:
     monkeypatch.setattr(trust, "CONTEXT", 9)
     with torch.no_grad():
-        fork = Fork(model, worlds, seed=3)
+        fork = Fork(model, worlds, ADDED, seed=3)
         one, dream = fork.real(model.act, 4), fork.dream(model.act, 4)
     count = int(fork.alive.sum())
     assert 0 < count < WORLDS, "the test needs a seed with both"
     assert len(one.returns) == len(dream.returns) == count
     assert not one.weight[fork.alive == 0].any()
-    alarm = trust._alarm(one, one, {})["surprise"]
+    alarm = trust._alarm(one, one, {})
     assert alarm == {"threshold": alarm["threshold"], "unchanged": {"share": 0.0}}
     monkeypatch.setattr(trust, "CONTEXT", LENGTH)
     with pytest.raises(CommandError), torch.no_grad():
-        Fork(model, worlds, seed=3)
+        Fork(model, worlds, ADDED, seed=3)
 
 
 @pytest.mark.parametrize(("steps", "means"), [(2, [0.8]), (WINDOW, [2.0]), (WINDOW + 1, [2.0, 2.0])])

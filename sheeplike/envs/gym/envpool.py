@@ -60,7 +60,9 @@ class Pool:
         ours = {"img_height": image_size[0], "img_width": image_size[1], "stack_num": 1}
         ours |= {"gray_scale": options.grayscale, "use_combined_action": True}
         self._settings = {name: value for name, value in ours.items() if name in config}
-        free = config.keys() - self._settings.keys() - RESERVED
+        # Texts may be paths, even of programs, and a stranger's export may have arguments.
+        free = {name for name, value in config.items() if not isinstance(value, str)}
+        free -= self._settings.keys() | RESERVED
         for name, value in (options.arguments or {}).items():
             if name not in free:
                 expected = f"one of {', '.join(sorted(free))}"
@@ -118,7 +120,7 @@ class Pool:
             terminated[running] = ended
             truncated[running] = (self._steps[running] >= self.limit) & ~ended
             if (reached := said.get("is_success", said.get("success"))) is not None:
-                success[running] = reached > 0.5
+                success[running] |= reached > 0.5
                 info["success"] = success
             running = running[~(terminated | truncated)[running]]
         self._render()

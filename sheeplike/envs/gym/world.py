@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -135,13 +135,15 @@ class World(gymnasium.Env):
 
     def _advance(self, action: Any) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
         options, env = self._options, self._env
-        reward, raw, earlier = 0.0, None, None
+        reward, raw, earlier, own = 0.0, None, None, {}
         for _ in range(self._made.action_repeat):
             earlier = raw
             raw, one, terminated, truncated, info = env.step(action)
             if np.asarray(one).dtype.kind not in "biuf":
                 raise TypeError(f"the reward is {one!r}: expected a number")
             reward += float(one)
+            if (reached := _success(info)) is not None:
+                own["success"] = own.get("success", False) or reached
             self._steps += 1
             if terminated or truncated or self._steps >= options.episode_length:
                 truncated = bool(truncated) or not terminated
@@ -153,9 +155,6 @@ class World(gymnasium.Env):
             return observation, 0.0, False, True, self._with_failures({"nonfinite": True})
         if options.clip_rewards:
             reward = float(np.sign(reward))
-        own, said = {}, [np.asarray(info[name]) for name in ("is_success", "success") if name in info]
-        if said and said[0].dtype.kind in "biuf" and said[0].size:  # texts and objects say nothing
-            own["success"] = bool((said[0] > 0.5).all())  # False for NaN
         return observation, reward, bool(terminated), bool(truncated), self._with_failures(own)
 
     def _finite(self, observation: dict[str, np.ndarray]) -> bool:
@@ -186,6 +185,13 @@ class World(gymnasium.Env):
         if self._failures:
             info["restarted"], self._failures = "; ".join(self._failures), []
         return info
+
+
+def _success(info: Mapping[str, Any]) -> bool | None:
+    """Return the success that an environment reports, False for NaN; None if it reports none."""
+    said = [np.asarray(info[name]) for name in ("is_success", "success") if name in info]
+    is_number = said and said[0].dtype.kind in "biuf" and said[0].size  # texts and objects say nothing
+    return bool((said[0] > 0.5).all()) if is_number else None
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -121,6 +122,15 @@ def test_success_is_the_tasks_own() -> None:
     assert info["success"].tolist() == [0.0]
 
 
+def test_a_success_lasts_while_an_action_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = make(action_repeat=2)
+    env.reset()
+    pool, told = env._worlds._pool, iter([[True, False, False], [False, True, False], [False] * 3, [False] * 3])
+    told_by = SimpleNamespace(step=lambda *args: (*pool.step(*args)[:4], {"success": np.array(next(told))}))
+    monkeypatch.setattr(env._worlds, "_pool", told_by)
+    assert [push(env)[-1]["success"].tolist() for _ in range(2)] == [[1.0, 1.0, 0.0]] * 2
+
+
 def test_values_that_are_not_finite_end_the_episode() -> None:
     env = make("HalfCheetah-v5", frames="none", arguments={"reset_noise_scale": 1e39})
     obs, _ = env.reset()
@@ -139,6 +149,7 @@ def test_values_that_are_not_finite_end_the_episode() -> None:
         ("Pnog-v5", {}, "env.id", "Pong-v5"),
         ("Pong-v5", {"arguments": {"reward_clp": True}}, "env.options.arguments", "reward_clip"),
         ("Pong-v5", {"arguments": {"stack_num": 4}}, "env.options.arguments", None),
+        ("D1Basic-v1", {"arguments": {"vzd_path": "/bin/true"}}, "env.options.arguments", None),  # it would be run
         ("CliffWalking-v1", {}, "env.options.episode_length", 1000),
     ],
 )

@@ -311,6 +311,17 @@ def test_what_counts_as_a_success(told: Any, success: float | None) -> None:
     assert np.isnan(found) if success is None else found == success
 
 
+def test_a_success_lasts_while_an_action_is_held() -> None:
+    class Tells(Counter):
+        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            found = super().step(action)
+            return *found[:4], {"is_success": self.count == 1}
+
+    env = GymVectorEnv(lambda render_mode: Tells(9), GymOptions(id="t", episode_length=9), num_envs=1, action_repeat=3)
+    env.reset()
+    assert env.step(torch.zeros(1, dtype=torch.int64))[4]["success"].tolist() == [1.0]
+
+
 def test_an_environment_that_says_nothing_of_success_has_none() -> None:
     """One that speaks of it only where it is reached has it from then on, in all worlds and episodes."""
 
