@@ -151,7 +151,7 @@ def test_values_and_what_would_do(refused, override, facts):
     [
         (["--multirun", *JOB, "agent.clip=1e-4,3e-4", "exp=ppo"], {"agent.clip": (1e-4, 3e-4)}),
         (
-            ["env=franka_pick", "exp=ppo,dreamer_v3", "env.cameras=[front],[front,wrist]", "run_dir=my $USER's runs", "-m"],
+            ["env=franka_pick", "exp=ppo,dreamer_v3", "env.cameras=[front],[front,wrist]", "run_dir=$A's runs", "-m"],
             {"exp": ("ppo", "dreamer_v3"), "env.cameras": (["front"], ["front", "wrist"])},
         ),
         ([*JOB, "-m", "seed=range(3,6)", "compile=choice(auto,off)"], {"seed": (3, 4, 5), "compile": ("auto", "off")}),
