@@ -245,8 +245,8 @@ def draw_trust(numbers: Numbers) -> Figure:
     figure = Figure(figsize=(12, 9), layout="constrained")
     drift, changes, ranking, alarms = figure.subplots(2, 2).flat
     camera = next((key for key in found["drift"]["dream"] if key != "reward"), "reward")
-    shown = [name for name in found["drift"] if name != "unchanged"]  # which is 0
-    for name, color in zip(shown, COLOURS, strict=False):
+    curves = [name for name in found["drift"] if name != "unchanged"]  # which is 0
+    for name, color in zip(curves, COLOURS, strict=False):
         values = np.array(found["drift"][name][camera], float)  # None, as JSON has it, becomes NaN
         width = 3 if name == "dream" else 1.5
         drift.plot(range(1, found["steps"] + 1), values, color=color, label=name, linewidth=width)

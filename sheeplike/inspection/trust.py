@@ -132,7 +132,7 @@ class Fork:
 
     Args:
         envs: worlds with ``added`` at the end of their randomization.
-        added: some :func:`lines`.
+        added: names of these :func:`lines`.
         seed: of the worlds and of all draws; as of :func:`sheeplike.run.evaluation.play`.
 
     Attributes:
