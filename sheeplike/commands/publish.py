@@ -67,11 +67,11 @@ def main(request: Request) -> None:
     if not (result := max(evaluations, key=lambda file: file.stat().st_mtime, default=None)):
         command = f"python -m sheeplike eval run={asked.run} checkpoint={asked.checkpoint}"
         raise CommandError(f"run={asked.run} has no evaluation at policy step {meta['step']:,}; make one: {command}")
-    film, address = card.choose_film(result.parent), asked.to if repo else asked.run
+    film = card.choose_film(result.parent)
     with as_command_errors(OSError):
         try:
             record = json.loads(read_text(result, LIMIT))
-            text = card.render(record, address, commit=card.commit_of(run_dir), film=film, license=asked.license)
+            text = card.render(record, asked.to, commit=card.commit_of(run_dir), film=film, license=asked.license)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             raise CommandError(f"{result}: tells too little for a card: expected a new evaluation") from None
         with tempfile.TemporaryDirectory() as temporary:
