@@ -6,7 +6,7 @@
 The agent is ``random``, ``dreamer_v3`` or ``plan2explore``; the numbers are seed and policy steps. A state is the
 agent's cell and direction: there are 1,040. Every 500 policy steps ``to.json`` gets the number of different states
 visited, and how often the goal was reached, both without evaluations. Those are off unless an override sets
-``eval.every``.
+``eval.every``. With ``resume=auto`` among the overrides, a run that was stopped by SIGTERM goes on.
 """
 
 from __future__ import annotations
@@ -75,17 +75,28 @@ def act_at_random(seed: int, steps: int, note: Callable[[], None]) -> None:
             note()
 
 
-def train(agent: str, seed: int, steps: int, overrides: list[str], note: Callable[[], None]) -> None:
-    """Train an agent, and call ``note`` every :data:`EVERY` policy steps."""
+def train(agent: str, seed: int, steps: int, overrides: list[str], note: Callable[[], None], places: Path) -> None:
+    """Train an agent, and call ``note`` every :data:`EVERY` policy steps.
+
+    Args:
+        places: file for the states visited and the goals so far, from which a resumed run goes on.
+    """
     job = [f"exp={agent}", "env=minigrid", f"env.id={ID}", f"env.num_envs={WORLDS}", f"seed={seed}"]
     job += [] if any(override.startswith("eval.every=") for override in overrides) else ["eval.every=null"]
     with sheeplike.init(*job, f"total_steps={steps}", "video_every=null", *overrides) as run:
         visited.clear()  # the first steps, which only warm up, do not count
         goals.clear()
+        if run.policy_steps:
+            before = json.loads(places.read_text(encoding="utf-8"))
+            visited.update(map(tuple, before["states"]))
+            goals.extend(before["goals"])
         FixedFourRooms.counts = False  # worlds made from now on are those of evaluations
         while not run.over:
+            start = run.policy_steps
             run.iterate(EVERY)
-            note()
+            if run.policy_steps // EVERY > start // EVERY:  # else it was stopped
+                note()
+            places.write_text(json.dumps({"states": sorted(visited), "goals": goals}) + "\n")
 
 
 def draw(place: Path) -> Figure:
@@ -118,6 +129,8 @@ def main() -> None:
         return
     path, agent, seed, steps, *overrides = sys.argv[1:]
     found: dict[str, Any] = {"agent": agent, "seed": int(seed), "every": EVERY, "states": [], "goals": []}
+    if "resume=auto" in overrides and Path(path).exists():
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
 
     def note() -> None:
         found["states"].append(len(visited))
@@ -127,7 +140,7 @@ def main() -> None:
     if agent == "random":
         act_at_random(int(seed), int(steps), note)
     else:
-        train(agent, int(seed), int(steps), overrides, note)
+        train(agent, int(seed), int(steps), overrides, note, Path(path).with_suffix(".places"))
     print(f"{agent}, seed {seed}, {steps} policy steps: {found['states'][-1]} states, {found['goals'][-1]} goals")
 
 
