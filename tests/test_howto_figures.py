@@ -61,7 +61,7 @@ def test_the_evidence_draws_what_forks_showed(name: str) -> None:
         alike(io.BytesIO(encode(report.draw_trust({"trust": found}), "png")), f"trust_{name}")
 
 
-@pytest.mark.parametrize("name", ["explore_grid", "sim_to_sim_pick"])
+@pytest.mark.parametrize("name", ["explore_grid", "sim_to_sim_pick", "sim_to_sim_balance"])
 def test_its_program_draws_the_figure(name: str, tmp_path: Path) -> None:
     programs, drawn = ROOT / "tests/benchmarks", tmp_path / f"{name}.png"
     if name == "explore_grid":
