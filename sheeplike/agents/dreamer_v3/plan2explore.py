@@ -68,9 +68,9 @@ class Plan2ExploreNetworks(DreamerNetworks):
     def make_modules(self) -> dict[str, nn.Module]:
         modules = super().make_modules()
         rssm = modules["world_model"].rssm
-        # Disagreement becomes small: what remains of it still has to move the explorer.
-        explorer = ActorCritic(rssm.features, self.codec, self.config, unit=0.01)
-        sizes = rssm.features + self.codec.width, self.config.widths.units, rssm.stoch * rssm.classes
+        explorer = ActorCritic(rssm.features, self.codec, self.config, unit=0.01)  # disagreement becomes small
+        # Narrow members also differ where they have seen much: an error of their own, which hides what is new.
+        sizes = rssm.features + self.codec.width, max(self.config.widths.units, 256), rssm.stoch * rssm.classes
         # Share of the bonus in the explorer's advantage, on the device: it changes from step to step.
         self.register_buffer("share", torch.tensor(self.config.explore_scale), persistent=False)
         return modules | {"explorer": explorer, "ensemble": Ensemble(self.config.members, *sizes)}
