@@ -46,11 +46,12 @@ class Player:
         self._random = np.random.default_rng(seed)
         try:
             self.facts: dict[str, Any] = json.loads(self._session.get_modelmeta().custom_metadata_map["sheeplike"])
-            assert self.facts["format"] == FORMAT
+            if self.facts["format"] != FORMAT:
+                raise ValueError(self.facts["format"])
             described = self.facts["observations"].items()
             self.observations = {key: (tuple(one["shape"]), np.dtype(one["dtype"])) for key, one in described}
             self.reset()
-        except (ValueError, TypeError, KeyError, AttributeError, AssertionError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"expected a policy of format {FORMAT}, written by export format=onnx") from error
 
     def reset(self) -> None:

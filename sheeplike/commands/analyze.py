@@ -46,8 +46,6 @@ def main(request: Request) -> None:
     run_dir, config, asked = open_trained(asked, "analyze", ANALYSES, world_model=True)
     if asked.trust and not envs.simulated(config.env.name):
         raise InvalidOption("trust", True, f"false: {config.env.name} is not simulated here", False)
-    if asked.trust and asked.num_envs < FEW:
-        raise InvalidOption("num_envs", asked.num_envs, f"at least {FEW} states to fork, with trust=true", FEW)
     info("loading torch and JAX")
     analyze_run(run_dir, config, asked)
 
@@ -80,7 +78,7 @@ def analyze_run(run_dir: Path, config: Config, asked: AnalyzeOptions) -> None:
     if asked.trust:
         added = trust.lines(made.simulator.task.model, model.cameras, config.randomization)
         lines = {**config.randomization, **added}
-        forked = build_envs(config.replace(randomization=lines), asked.num_envs, model.device)
+        forked = build_envs(config.replace(randomization=lines), max(asked.num_envs, FEW), model.device)
         with phase("forking the simulator beside the dream"), as_command_errors(envs.Unusable, *too_large):
             found.numbers["trust"] = trust.measure(model, forked, added, seed=asked.seed)
         forked.close()

@@ -99,6 +99,8 @@ def evaluate_run(run_dir: Path, config: Config, asked: EvalOptions) -> None:
         for camera, video in frames.items():
             # Environments of other packages name cameras as they like.
             write_atomically(place / f"{quote(camera, safe='', errors='surrogatepass')}.gif", encode_gif(video, fps))
-        text = card.render(record, asked.run, commit=card.commit_of(run_dir), film=card.choose_film(place))
+        agent = [f"run={asked.run}", *([] if exported.is_export(run_dir) else [f"checkpoint={step}"])]
+        film = card.choose_film(place)
+        text = card.render(record, agent, commit=card.commit_of(run_dir), film=film, license=None)
         write_atomically(place / card.CARD, text)
     echo(f"saved: {place}")

@@ -8,7 +8,6 @@ pickle.
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import os
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -31,7 +30,7 @@ from sheeplike.terminal import echo, info, warn
 from sheeplike.trained import exported
 from sheeplike.trained.card import commit_of
 from sheeplike.trained.exported import MODEL, WEIGHTS
-from sheeplike.trained.playing import TrainedOptions, finite, open_trained, rebuild, results_of
+from sheeplike.trained.playing import AgentOptions, TrainedOptions, finite, open_trained, rebuild, results_of
 
 if TYPE_CHECKING:
     import torch
@@ -47,9 +46,7 @@ class ExportOptions(Options):
     run: str | None = Field(
         None, description="the directory of a run; for onnx also of an export, demo:<name>, or hf://<owner>/<name>"
     )
-    checkpoint: str = Field(
-        "last", description="last; best: the one still saved with the highest eval/return_mean; or its policy steps"
-    )
+    checkpoint: str = AgentOptions.model_fields["checkpoint"]
     to: str | None = Field(
         None, description="a new or empty directory, or a new .onnx file; null: <run_dir>/export/step_<steps>[.onnx]"
     )
@@ -167,9 +164,7 @@ def history(run_dir: Path, step: int) -> dict[str, Any]:
 
 def _check_new(file: Path) -> None:
     if os.path.lexists(file):
-        names = (file.with_stem(f"{file.stem}_{number}") for number in itertools.count(2))
-        free = next(name for name in names if not os.path.lexists(name))
-        raise CommandError(f"{file} exists already: expected a new file; nearest: to={free}")
+        raise CommandError(f"{file} exists already: expected a new file; nearest: to={free(file)}")
 
 
 def refuse_taken(place: Path) -> None:

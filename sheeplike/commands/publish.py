@@ -55,23 +55,27 @@ def main(request: Request) -> None:
         repo, revision = hub.parse("to", asked.to)
         if revision:
             raise InvalidOption("to", asked.to, "no revision: the commit goes to the main branch", HUB + repo)
+    elif asked.private:
+        raise InvalidOption("private", True, "false: nothing is uploaded to a directory", False)
     else:
         place = expand(asked.to)
         refuse_taken(place)
         require_writable("to", place)
     agent = AgentOptions(run=asked.run, checkpoint=asked.checkpoint, accelerator="cpu")
-    run_dir, config, _ = open_trained(agent, "publish", EVALUATIONS)
+    run_dir, config, _ = open_trained(agent, "publish", None)
     info("loading torch")
     meta, weights = exported.read(run_dir, asked.checkpoint)
     evaluations = results_of(run_dir, EVALUATIONS).glob(f"step_{meta['step']:012d}_*/result.json")
     if not (result := max(evaluations, key=lambda file: file.stat().st_mtime, default=None)):
-        command = f"python -m sheeplike eval run={asked.run} checkpoint={asked.checkpoint}"
-        raise CommandError(f"run={asked.run} has no evaluation at policy step {meta['step']:,}; make one: {command}")
+        evaluate = card.command("eval", f"run={asked.run}", f"checkpoint={asked.checkpoint}")
+        raise CommandError(f"run={asked.run} has no evaluation at policy step {meta['step']:,}; make one: {evaluate}")
     film = card.choose_film(result.parent)
     with as_command_errors(OSError):
         try:
             record = json.loads(read_text(result, LIMIT))
-            text = card.render(record, asked.to, commit=card.commit_of(run_dir), film=film, license=asked.license)
+            text = card.render(
+                record, [f"run={asked.to}"], commit=card.commit_of(run_dir), film=film, license=asked.license
+            )
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             raise CommandError(f"{result}: tells too little for a card: expected a new evaluation") from None
         with tempfile.TemporaryDirectory() as temporary:
@@ -82,4 +86,4 @@ def main(request: Request) -> None:
                 with open_regular(film) as file:
                     write_atomically(folder / film.name, file.read())
             saved = hub.upload(repo, folder, f"Policy step {meta['step']:,}", private=asked.private) if repo else folder
-    echo(f"saved: {saved}", *([f"play it: python -m sheeplike eval run={asked.to}"] if repo else []))
+    echo(f"saved: {saved}", *([f"play it: {card.command('eval', f'run={asked.to}')}"] if repo else []))

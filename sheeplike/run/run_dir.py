@@ -229,11 +229,11 @@ def check_loggers(config: Config) -> None:
 
 
 def free(path: Path) -> Path:
-    """Return the next name beside ``path`` that does not exist."""
+    """Return the next name beside ``path`` that does not exist; a file keeps its suffix."""
     if path.name in ("", ".."):
         path = path.resolve()
-    stem = path.name or "run"  # the root directory has no name
-    return next(name for count in itertools.count(2) if not (name := path.parent / f"{stem}_{count}").exists())
+    stem, end = (path.stem, path.suffix) if path.is_file() else (path.name or "run", "")  # the root has no name
+    return next(name for count in itertools.count(2) if not (name := path.parent / f"{stem}_{count}{end}").exists())
 
 
 def _holds_dry_run(path: Path) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from urllib.parse import quote
 import yaml
 
 from sheeplike.config.compose import load
-from sheeplike.config.errors import as_command_errors
 from sheeplike.config.saved import changes
 from sheeplike.config.schema import Config, to_data
 from sheeplike.config.sources import Sources
@@ -30,13 +29,13 @@ METRICS = {"eval/return_mean": "mean_reward", "eval/success_rate": "success_rate
 
 
 def render(
-    record: Mapping[str, Any], run: str, *, commit: str | None, film: Path | None, license: str | None = None
+    record: Mapping[str, Any], agent: Sequence[str], *, commit: str | None, film: Path | None, license: str | None
 ) -> str:
     """Return the card of an agent.
 
     Args:
         record: the ``result.json`` of an evaluation, which may come from anyone.
-        run: the agent's address.
+        agent: arguments of ``eval`` that name the agent.
         commit: of the program that trained it.
         film: a GIF that will lie beside the card.
         license: the hub's name of the licence, if its owner chose one.
@@ -63,7 +62,7 @@ def render(
         **({"license": license} if license else {}),
     }
     table = "".join(f"| {_cell(name)} | {_cell(text)} |\n" for name, text in rows.items())
-    commands = {"Play it": f"python -m sheeplike eval run={run}", "Train another": record["command"]}
+    commands = {"Play it": command("eval", *agent), "Train another": record["command"]}
     blocks = "".join(f"\n{use}:\n\n```\n{one_line(line)}\n```\n" for use, line in commands.items() if line)
     return (
         f"---\n{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}---\n\n# {_cell(title)}\n\n"
@@ -105,6 +104,11 @@ def describe(metrics: Mapping[str, float], asked: Mapping[str, Any]) -> dict[str
     }
 
 
+def command(*arguments: str) -> str:
+    """Return a command line of this program, quoted for a shell."""
+    return shlex.join(["python", "-m", "sheeplike", *arguments])
+
+
 def command_of(config: Config) -> str | None:
     """Return the shortest command line that composes a configuration; None if there is none here."""
     arguments = [f"exp={config.exp}", f"env={config.env.name}", f"profile={config.profile}", f"seed={config.seed}"]
@@ -116,14 +120,12 @@ def command_of(config: Config) -> str | None:
         same = not changes(to_data(load(arguments, Sources()).config), config)
     except CommandError:  # its recipe is not here, or is another now
         return None
-    return shlex.join(["python", "-m", "sheeplike", *arguments]) if same else None
+    return command(*arguments) if same else None
 
 
 def commit_of(run_dir: Path) -> str | None:
     """Return the program's commit at the last start of a run; None for an export, and outside a clone."""
-    with as_command_errors(OSError):
-        starts = read_text(run_dir / STARTS, LIMIT).splitlines() if (run_dir / STARTS).exists() else []
-    for line in starts[-1:]:
-        with suppress(ValueError, TypeError, KeyError):  # of a run that was killed while it wrote the line
-            return str(json.loads(line)["commit"]["sheeplike"])
+    # The last line may be cut, and a stranger's hold anything.
+    with suppress(OSError, ValueError, TypeError, KeyError, IndexError, RecursionError):
+        return str(json.loads(read_text(run_dir / STARTS, LIMIT).splitlines()[-1])["commit"]["sheeplike"])
     return None

@@ -83,8 +83,8 @@ def is_export(place: Path) -> bool:
 
 
 def config_of(place: Path) -> Path:
-    """Return the configuration file of an export; in a download it may be a link into a cache."""
-    return Path(os.path.realpath(place / CONFIG_FILE))
+    """Return the configuration file of a run, or of an export; in a download it may be a link into a cache."""
+    return Path(os.path.realpath(place / CONFIG_FILE)) if is_export(place) else config_file(place, "run")
 
 
 def refuse_checkpoint(checkpoint: str) -> None:
@@ -137,7 +137,7 @@ def load_agent(place: Path | str, *, checkpoint: str = "last", device: torch.dev
         device = resolve_device(device)
     with _explain(place):
         # Only the agent's section is checked: the task may not be installed on this machine.
-        saved = read_saved(config_of(place) if is_export(place) else config_file(place, "run"))
+        saved = read_saved(config_of(place))
         config = validated(registry.find(saved["agent"]["name"]).config, saved["agent"], "agent.")
     meta, weights = read(place, checkpoint)
     known = spaces_of(place, meta)

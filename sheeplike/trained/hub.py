@@ -10,7 +10,7 @@ import importlib.util
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial, partialmethod
 from pathlib import Path
 
@@ -38,7 +38,7 @@ def download(address: str, names: Sequence[str]) -> Path:
     repo, revision = parse("run", address)
     with _explain("run", address):
         from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import DryRunError
+        from huggingface_hub.errors import DryRunError, LocalEntryNotFoundError
         from huggingface_hub.utils import tqdm
 
         class Silent(tqdm):
@@ -46,12 +46,17 @@ def download(address: str, names: Sequence[str]) -> Path:
 
         fetch = partial(snapshot_download, repo, allow_patterns=list(names))
         commit = revision
-        with suppress(DryRunError):  # the hub cannot be reached: what is cached will do
+        try:
             for file in fetch(revision=revision, dry_run=True, tqdm_class=Silent):
                 if (file.file_size or 0) > LIMIT:
                     raise CommandError(f"run={address}: {file.filename} has more than {LIMIT:,} bytes")
                 commit = file.commit_hash  # a branch may move before the download
-        place = Path(fetch(revision=commit, tqdm_class=tqdm if is_terminal(sys.stderr) else Silent))
+            place = Path(fetch(revision=commit, tqdm_class=tqdm if is_terminal(sys.stderr) else Silent))
+        except DryRunError as error:  # the hub gave no list of files: what is cached will do
+            try:
+                place = Path(fetch(revision=revision, local_files_only=True))
+            except LocalEntryNotFoundError as missing:
+                raise missing from error.__cause__
     if missing := [name for name in names if not (place / name).is_file()]:
         raise CommandError(f"run={address}: {' and '.join(missing)} not there: expected an export of sheeplike")
     pin = "" if revision == place.name else f"; to keep to it: run={HUB}{repo}@{place.name}"
@@ -62,14 +67,18 @@ def download(address: str, names: Sequence[str]) -> Path:
 def upload(repo: str, folder: Path, message: str, *, private: bool) -> str:
     """Upload the files of a directory in one commit, into a repository that is created if need be; returns its URL."""
     with _explain("to", HUB + repo):
-        from huggingface_hub import CommitOperationAdd, HfApi
+        from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
         api = HfApi()
         api.create_repo(repo, private=private, exist_ok=True)
-        if private and not api.model_info(repo).private:
+        known = api.model_info(repo)
+        if private and not known.private:
             raise InvalidOption("private", True, f"false, or another name: {HUB}{repo} exists, and is public", False)
-        files = [CommitOperationAdd(path.name, path) for path in sorted(folder.iterdir())]
-        return api.create_commit(repo, files, commit_message=message).commit_url
+        files = {path.name: CommitOperationAdd(path.name, path) for path in sorted(folder.iterdir())}
+        # A film of the agent that was there before.
+        old = [file.rfilename for file in known.siblings or () if file.rfilename.endswith(".gif")]
+        removed = [CommitOperationDelete(name) for name in old if name not in files]
+        return api.create_commit(repo, [*files.values(), *removed], commit_message=message).commit_url
 
 
 def cached(place: Path) -> str | None:
@@ -82,21 +91,22 @@ def cached(place: Path) -> str | None:
 @contextmanager
 def _explain(key: str, address: str) -> Iterator[None]:
     """Turn what the hub, the network and their packages raise into one line."""
-    from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
+    from huggingface_hub import errors
 
     try:
         yield
     except CommandError:
         raise
-    except Exception as error:
+    except Exception as raised:
+        error = raised.__cause__ if isinstance(raised.__cause__, errors.HfHubHTTPError) else raised
         status = getattr(getattr(error, "response", None), "status_code", None)
-        if isinstance(error, RevisionNotFoundError):
+        if isinstance(error, errors.RevisionNotFoundError):
             reason = "there is no such branch, tag or commit"
-        elif isinstance(error, RepositoryNotFoundError) or status in (401, 403):
+        elif isinstance(error, errors.RepositoryNotFoundError) or status in (401, 403):
             reason = "it does not exist, or not for you: expected another name, or a token (hf auth login, or HF_TOKEN)"
-        elif isinstance(error, LocalEntryNotFoundError):
+        elif isinstance(error, errors.LocalEntryNotFoundError):
             cause = first_sentence(error.__cause__ or "HF_HUB_OFFLINE is set")
             reason = f"it is not in the cache, and the hub cannot be reached: {cause}"
         else:
             reason = f"{type(error).__name__}: {first_sentence(error)}; nearest: the same command again"
-        raise CommandError(f"{key}={address}: {reason}") from error
+        raise CommandError(f"{key}={address}: {reason}") from raised

@@ -30,7 +30,6 @@ from sheeplike.options import CommandError
 from sheeplike.player import FORMAT
 from sheeplike.terminal import first_sentence
 
-_OTHER_DRAWS = {torch.randn, torch.rand_like, torch.randint, torch.multinomial, torch.bernoulli, torch.normal}
 _CAMERA_MODES = ("fixed", "track", "trackcom", "targetbody", "targetbodycom")  # mjtCamLight
 
 
@@ -48,8 +47,6 @@ class GivenNoise(TorchFunctionMode):
         self.noise, self.drawn = noise, []
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
-        if func in _OTHER_DRAWS:
-            raise CommandError(f"this agent draws by torch.{func.__name__}: ONNX needs torch.rand or torch.randn_like")
         if func not in (torch.rand, torch.randn_like):
             return func(*args, **(kwargs or {}))
         drawn = func(*args, **(kwargs or {}))
@@ -145,8 +142,11 @@ def convert(
         "action": describe_actions(actions),
         "sampled": sample,
     }
-    for node in program.model.graph.all_nodes():
-        node.metadata_props.clear()  # they name files of this machine
+    for graph in (program.model.graph, *program.model.functions.values()):
+        for node in graph.all_nodes():
+            if node.op_type.startswith(("Random", "Multinomial", "Bernoulli")):
+                raise CommandError(f"this agent draws by {node.op_type}: expected torch.rand or torch.randn_like")
+            node.metadata_props.clear()  # they name files of this machine
     program.model.metadata_props["sheeplike"] = json.dumps({**described, **facts})
     return program.model_proto.SerializeToString()
 

@@ -28,7 +28,6 @@ from sheeplike.config.compose import load_saved
 from sheeplike.options import CommandError
 from sheeplike.run.build import make_envs
 from sheeplike.run.evaluation import play, summarize
-from sheeplike.run.layout import config_file
 from sheeplike.trained import exported
 
 WORLDS = 20
@@ -95,9 +94,13 @@ class Changed(VectorWrapper):
 class Known(Changed):
     """Worlds whose vectors have the lengths that the agent knows: draws of randomization stand at their ends."""
 
-    def __init__(self, env: Any, spaces: Mapping[str, Any]) -> None:
+    def __init__(self, env: Any, networks: Any) -> None:
         super().__init__(env)
-        self._lengths = {key: space.shape[0] for key, space in spaces.items() if len(space.shape) == 1}
+        if "variation" in networks.observations:
+            raise ValueError("it observes its own draws of randomization, which these worlds lack")
+        known = networks.only_for_learning | networks.observations
+        vectors = {key: space for key, space in known.items() if len(space.shape) == 1 and key != "variation"}
+        self._lengths = {key: space.shape[0] for key, space in vectors.items()}
 
     def change(self, obs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return obs | {key: obs[key][:, :length] for key, length in self._lengths.items()}
@@ -142,12 +145,11 @@ class Noise(Changed):
 def score(run: str, condition: Mapping[str, Any], episodes: int) -> dict[str, float]:
     """Return the metrics of an evaluation of ``run``, such as ``eval/success_rate``, in one condition."""
     place = exported.find(run)
-    file = exported.config_of(place) if exported.is_export(place) else config_file(place, "run")
-    config, networks = load_saved(file).config, exported.load_agent(run)
+    config, networks = load_saved(exported.config_of(place)).config, exported.load_agent(run)
     env = config.env.replace(physics=condition.get("physics", config.env.physics), stagger=False)
     config = config.replace(env=env, randomization=condition.get("lines", {}))
     worlds = make_envs(config, min(WORLDS, episodes), torch.device("cpu"))
-    asked: Any = Known(worlds, networks.observations | networks.only_for_learning)
+    asked: Any = Known(worlds, networks)
     asked = OpenGL(asked) if condition.get("opengl") else asked
     asked = Noise(asked, condition["noise"]) if "noise" in condition else asked
     result = play(networks, asked, episodes=episodes, sample=config.eval.sample, video=False)
@@ -160,9 +162,9 @@ def draw(found: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Figure:
     rows = list(dict.fromkeys(name for one in found.values() for name in one))
     figure = Figure(figsize=(9, 0.26 * len(rows) * max(len(found), 1) ** 0.5 + 1.2), layout="constrained")
     axis = figure.add_subplot()
+    succeed = all("eval/success_rate" in cell for one in found.values() for cell in one.values())
+    kind, middle = ("success", "eval/success_rate") if succeed else ("return", "eval/return_mean")
     for shift, (name, one) in enumerate(found.items()):
-        kind = "success" if all("eval/success_rate" in cell for cell in one.values()) else "return"
-        middle = "eval/success_rate" if kind == "success" else "eval/return_mean"
         places = [rows.index(row) + 0.8 * (shift - (len(found) - 1) / 2) / max(len(found), 1) for row in one]
         values = np.array([cell[middle] for cell in one.values()])
         ends = np.array([[cell[f"eval/{kind}_lo"], cell[f"eval/{kind}_hi"]] for cell in one.values()])
@@ -200,15 +202,19 @@ def main(to: str, *arguments: str) -> None:
     found: dict[str, dict[str, Any]] = json.loads(place.read_text()) if place.exists() else {}
     for name, run in given.items():
         for condition, options in CONDITIONS.items():
-            if condition in found.setdefault(name, {}) or (options.get("opengl") and not os.environ.get("MUJOCO_GL")):
+            if condition in found.setdefault(name, {}):
                 continue
             try:
+                if options.get("opengl") and not os.environ.get("MUJOCO_GL"):
+                    raise ValueError("expected MUJOCO_GL=egl or osmesa")
                 found[name][condition] = score(run, options, episodes)
             except (CommandError, ValueError) as error:
                 print(f"{name}, {condition}: {error}", flush=True)
                 continue
             print(name, condition, found[name][condition], flush=True)
             place.write_text(json.dumps(found, indent=1) + "\n")
+    if not any(found.values()):
+        sys.exit(f"{to}: no scores: expected NAME=RUN")
     with matplotlib.rc_context({"font.size": 10}):
         draw(found).savefig(place.with_suffix(".png"), dpi=110)
     print(table(found))

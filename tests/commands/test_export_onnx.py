@@ -235,8 +235,8 @@ def test_what_a_run_tells_of_its_policy(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "starts.jsonl").write_text('{"commit": {"sheeplike": "abc"}}\n')
     assert history(tmp_path, 120) == {"scores": {"step": 100, "eval/return_mean": 100.0}, "commit": "abc"}
-    for damaged in ("", "[1]\n", '{"commit": ', '{"commit": {}}\n'):
-        (tmp_path / "starts.jsonl").write_text(damaged)
+    for damaged in (b"", b"[1]\n", b'{"commit": ', b'{"commit": {}}\n', b"[" * 100_000, b"\xff"):
+        (tmp_path / "starts.jsonl").write_bytes(damaged)
         assert "commit" not in history(tmp_path, 120)
 
 

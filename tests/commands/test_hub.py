@@ -53,6 +53,7 @@ class Hub(ThreadingHTTPServer):
         self.asked: list[str] = []
         self.down = False
         self.faults: list[str] = []  # of the next downloads of weights
+        self.busy = 0  # lists of files that are refused first
         self.sizes: dict[str, int] = {}  # that the hub claims
 
     def commit(self, repo: str, files: dict[str, bytes], branch: str = "main") -> str:
@@ -99,6 +100,10 @@ class Answer(BaseHTTPRequestHandler):
         match urlsplit(self.path).path.split("/")[1:]:
             case ["api", "models", owner, name, *rest] if not rest or rest[0] in ("revision", "tree"):
                 if (found := self.find(f"{owner}/{name}", *rest[1:2])) is None:
+                    return
+                if self.server.busy:
+                    self.server.busy -= 1
+                    self.reply({"error": "busy"}, 503)
                     return
                 sha, files = found
                 sizes = {path: self.server.sizes.get(path, len(content)) for path, content in files.items()}
@@ -160,7 +165,10 @@ class Answer(BaseHTTPRequestHandler):
                 lines = [json.loads(line) for line in content.splitlines()]
                 files = {line["value"]["path"]: line["value"] for line in lines if line["key"] == "file"}
                 decoded = {path: base64.b64decode(value["content"]) for path, value in files.items()}
-                sha = self.server.commit(f"{owner}/{name}", decoded, branch)
+                gone = {line["value"]["path"] for line in lines if line["key"] == "deletedFile"}
+                found = self.server.repos[f"{owner}/{name}"]
+                kept = {p: c for p, c in found["commits"][found["refs"][branch]].items() if p not in gone}
+                sha = self.server.commit(f"{owner}/{name}", kept | decoded, branch)
                 self.reply({"commitUrl": f"{self.server.url}/{owner}/{name}/commit/{sha}", "commitOid": sha})
             case _:
                 self.reply({}, 404)
@@ -307,6 +315,8 @@ def test_a_file_that_is_too_large_is_not_begun(
     online.commit("owner/name", files)
     online.sizes[exported.WEIGHTS] = hub.LIMIT + 1
     assert exported.WEIGHTS in refusal("eval", "run=hf://owner/name")
+    online.busy = 1
+    assert "503" in refusal("eval", "run=hf://owner/name")
     assert not [line for line in online.asked if line.startswith("GET /owner")]
 
 
@@ -405,7 +415,7 @@ def test_publishing_uploads_an_export_and_the_card(
     found = online.repos["owner/name"]
     assert not found["private"]
     uploaded = found["commits"][found["refs"]["main"]]
-    assert sorted(uploaded) == ["README.md", *FILES]
+    assert sorted(uploaded) == [".gitattributes", "README.md", *FILES]
     assert {name: uploaded[name] for name in FILES} == files
     (result,) = trained.glob("eval/*/result.json")
     record, text = json.loads(result.read_text()), uploaded["README.md"].decode()
@@ -419,6 +429,7 @@ def test_publishing_uploads_an_export_and_the_card(
     values = {metric["type"]: metric["value"] for metric in scores["metrics"]}
     assert values["mean_reward"] == record["metrics"]["eval/return_mean"]
     assert "run=hf://owner/name\n" in text
+    assert f"checkpoint={record['step']}\n" in (result.parent / card.CARD).read_text()
     assert f"{sum(value.numel() for value in load_agent(trained).state_dict().values()):,}" in text
 
     # What was uploaded plays, and an export and an agent of the hub can be published too.
@@ -437,6 +448,20 @@ def test_publishing_uploads_an_export_and_the_card(
     assert len(found["commits"]) == commits
 
 
+def test_an_upload_takes_the_film_before_it_away(online: Hub, trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_writer")
+    shutil.copytree(trained, "run")
+    (place,) = Path("run/eval").iterdir()
+    (film := place / "scene.gif").write_bytes(b"GIF89a")
+    found: list[set[str]] = []
+    for _ in range(2):
+        main(["publish", "run=run", "to=hf://owner/name"])
+        repo = online.repos["owner/name"]
+        found.append(set(repo["commits"][repo["refs"]["main"]]))
+        film.unlink(missing_ok=True)
+    assert found[0] - found[1] == {"scene.gif"}
+
+
 def test_what_is_refused_before_anything_is_uploaded(
     online: Hub, trained: Path, refusal: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -446,6 +471,7 @@ def test_what_is_refused_before_anything_is_uploaded(
     assert "hf://owner/name" in refusal("publish", "run=run", "to=hf://owner/name@main")
     assert "to=hf://owner" in refusal("publish", "run=run", "to=hf://owner")
     assert "nearest: to=run_2" in refusal("publish", "run=run", "to=run")
+    assert "private=false" in refusal("publish", "run=run", "to=look", "private=true")
     (result,) = Path("run").glob("eval/*/result.json")
     wrong = result.read_text().replace('"parameters": ', '"parameters": "x", "": ')
     huge = re.sub(r'"bytes": \d+', f'"bytes": 1{"0" * 400}', result.read_text())
@@ -503,7 +529,7 @@ def test_a_card_from_strangers_words_holds_neither_markup_nor_lines_of_theirs(tr
     record["run"] |= {"env": evil, "id": evil, "agent": evil}
     record["metrics"][f"eval/reward_terms/{evil}"] = 1.0
     record["command"] = evil
-    text = card.render(record, evil, commit=evil, film=Path("a](b).gif"))
+    text = card.render(record, [evil], commit=evil, film=Path("a](b).gif"), license=None)
     front, body = text.removeprefix("---\n").split("\n---\n", 1)
     assert yaml.safe_load(front)["tags"][2] == evil
     outside = "".join(body.split("\n```\n")[::2]).replace("<br>", "")

@@ -53,8 +53,8 @@ class Pool:
         if config["max_num_players"] > 1:
             raise Unusable(f"{id} has {config['max_num_players']} players: expected a task of one")
         self.limit = options.episode_length or config["max_episode_steps"]
-        if self.limit == NO_LIMIT:
-            expected = f"a number of steps, since {id} has no limit of its own"
+        if self.limit in (0, NO_LIMIT):
+            expected = f"a number of steps, since EnvPool states no limit of {id}"
             raise InvalidOption("env.options.episode_length", None, expected, 1000)
         # What only some tasks have: frames of the asked size, one at a time; actions as numbers in ViZDoom.
         ours = {"img_height": image_size[0], "img_width": image_size[1], "stack_num": 1}

@@ -151,6 +151,7 @@ def test_values_that_are_not_finite_end_the_episode() -> None:
         ("Pong-v5", {"arguments": {"stack_num": 4}}, "env.options.arguments", None),
         ("D1Basic-v1", {"arguments": {"vzd_path": "/bin/true"}}, "env.options.arguments", None),  # it would be run
         ("CliffWalking-v1", {}, "env.options.episode_length", 1000),
+        ("BabyAI-GoToRedBallGrey-v0", {}, "env.options.episode_length", 1000),
     ],
 )
 def test_wrong_options(id: str, options: dict[str, Any], key: str, nearest: object) -> None:
