@@ -120,7 +120,7 @@ def export_policy(asked: ExportOptions) -> None:
     if place is not None:
         if place.suffix != ".onnx":
             raise InvalidOption("to", asked.to, "a file whose name ends with .onnx", f"{asked.to or 'policy'}.onnx")
-        _check_new(place)
+        refuse_taken(place)
         require_writable("to", place)
     one = TrainedOptions(run=asked.run, checkpoint=asked.checkpoint, episodes=1, num_envs=1, accelerator="cpu")
     run_dir, config, one = open_trained(one, "export", None if place else "export")
@@ -132,7 +132,7 @@ def export_policy(asked: ExportOptions) -> None:
 
     step, networks, made = rebuild(run_dir, config, one, randomize=not envs.simulated(config.env.name))
     place = place or results_of(run_dir, "export") / f"step_{step:012d}.onnx"
-    _check_new(place)
+    refuse_taken(place)
     networks.autocast = nullcontext  # the file computes in float32
     facts = {"env": config.env.task, "agent": config.agent.name, "step": step, **history(run_dir, step)}
     facts |= onnx.describe_task(made, networks) | {"randomized": sorted(config.randomization)}
@@ -162,14 +162,9 @@ def history(run_dir: Path, step: int) -> dict[str, Any]:
     return found
 
 
-def _check_new(file: Path) -> None:
-    if os.path.lexists(file):
-        raise CommandError(f"{file} exists already: expected a new file; nearest: to={free(file)}")
-
-
 def refuse_taken(place: Path) -> None:
-    """Raise if a directory is not new or empty."""
+    """Raise if there is a link, a file or a directory that is not empty."""
     if os.path.islink(place):
-        raise CommandError(f"{place} is a link: expected to=<another directory>")
+        raise CommandError(f"{place} is a link: expected to=<another place>")
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
-        raise CommandError(f"{place} exists already: expected to=<another directory>; nearest: to={free(place)}")
+        raise CommandError(f"{place} exists already: expected to=<another place>; nearest: to={free(place)}")

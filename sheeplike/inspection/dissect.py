@@ -59,24 +59,15 @@ class Findings:
 
 @dataclass(frozen=True)
 class OpenLoop:
-    """Predictions from recorded actions alone, starting at ``P`` steps of the episodes.
+    """Predictions from recorded actions alone, starting at ``P`` steps of the episodes."""
 
-    Attributes:
-        rows, times: ``(P,)`` int64, episode and step of the last observation.
-        valid: ``(P, I)`` bool: the episode was not over yet.
-        errors: observation to ``(P, I)``, mean squared error in the units of the decoder.
-        still: observation to ``(P, I)``, the error of predicting no change.
-        reward: ``(P, I)`` absolute error of the expected reward.
-        states: imagined steps to states ``(P,)``, for those in :data:`AHEAD` and :data:`FILM`.
-    """
-
-    rows: Tensor
-    times: Tensor
-    valid: Tensor
-    errors: dict[str, Tensor]
-    still: dict[str, Tensor]
-    reward: Tensor
-    states: dict[int, States]
+    rows: Tensor  # (P,) int64, episode of the last observation
+    times: Tensor  # (P,) int64, its step
+    valid: Tensor  # (P, I) bool: the episode was not over yet
+    errors: dict[str, Tensor]  # observation to (P, I), mean squared error in the units of the decoder
+    still: dict[str, Tensor]  # observation to (P, I), the error of predicting no change
+    reward: Tensor  # (P, I) absolute error of the expected reward
+    states: dict[int, States]  # imagined steps to states (P,), for those in AHEAD and FILM
 
 
 def dissect(

@@ -25,21 +25,13 @@ Act = Callable[[dict[str, Tensor], Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Episodes:
-    """Episodes side by side, on the CPU; the last step of each is repeated up to ``T``.
+    """Episodes side by side, on the CPU; the last step of each is repeated up to ``T``."""
 
-    Attributes:
-        obs: key to ``(E, T, ...)``; images uint8, or float32 where they are depth.
-        action: ``(E, T, …)`` as the environment took them, each chosen after the observation of its step.
-        reward: ``(E, T)`` float32, for arriving at a step.
-        is_terminal: ``(E, T)`` bool.
-        lengths: ``(E,)`` int64, number of observations.
-    """
-
-    obs: dict[str, Tensor]
-    action: Tensor
-    reward: Tensor
-    is_terminal: Tensor
-    lengths: Tensor
+    obs: dict[str, Tensor]  # key to (E, T, ...); images uint8, or float32 where they are depth
+    action: Tensor  # (E, T, ...) as the environment took them, each chosen after the observation of its step
+    reward: Tensor  # (E, T) float32, for arriving at a step
+    is_terminal: Tensor  # (E, T) bool
+    lengths: Tensor  # (E,) int64, number of observations
 
     def __len__(self) -> int:
         return len(self.lengths)

@@ -28,17 +28,11 @@ HARDLY = 0.05  # the same for a test, relative to the deviation in the fit
 
 @dataclass(frozen=True)
 class LinearProbe:
-    """An affine map from features to a target; each column of ``weights`` is a direction in feature space.
+    """An affine map from features to a target; each column of ``weights`` is a direction in feature space."""
 
-    Attributes:
-        weights: ``(F, N)`` float32, zeros where the entry was constant.
-        bias: ``(N,)`` float32.
-        alpha: ``(N,)`` float32, penalties chosen from :data:`ALPHAS`.
-    """
-
-    weights: Tensor
-    bias: Tensor
-    alpha: Tensor
+    weights: Tensor  # (F, N) float32, zeros where the entry was constant
+    bias: Tensor  # (N,) float32
+    alpha: Tensor  # (N,) float32, penalties chosen from ALPHAS
 
     def predict(self, features: Tensor) -> Tensor:
         """``(..., F)`` to ``(..., N)``."""

@@ -225,7 +225,7 @@ def test_a_request_that_cannot_be_met_is_refused(arguments: list[str], expected:
 def test_what_is_there_is_never_replaced(kind: str, tmp_path: Path) -> None:
     place = tmp_path / "policy.onnx"
     {"file": place.touch, "directory": place.mkdir, "link": lambda: place.symlink_to("elsewhere")}[kind]()
-    with pytest.raises(CommandError, match="policy_2"):
+    with pytest.raises(CommandError, match="policy.onnx"):
         main(Request(["run=demo:franka_pick", "format=onnx", f"to={place}"], [], help=False))
 
 

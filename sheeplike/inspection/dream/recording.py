@@ -1,12 +1,6 @@
 """Recorded episodes of a play, as files that can be played again.
 
-``<name>.npz`` holds the ``seed`` of the start and every ``action (A, ...)`` since then, each chosen after the frame of
-its step. For ``T`` steps, from step ``begin`` on (0, unless the play was very long), it holds ``reward``, ``is_first``,
-``is_last``, ``is_terminal (T,)`` of the simulator; frames ``real/pixels/<camera>``, ``dream/pixels/<camera>``;
-``real/value``, ``real/continue``, ``real/surprise``, ``dream/reward``, ``dream/value``, ``dream/continue``,
-``dream/error (T,)``, of the first dream, and ``dream/blind (T,)``, the steps since it last saw.
-``placed/<name> (A, 3)`` are positions to which a thing was dragged in the simulator before an action, otherwise NaN.
-
+``<name>.npz`` holds the arrays that ``howto/play_in_the_dream.md`` lists.
 ``<name>.gif`` is a figure: what people see, what the agent sees and the dream, above curves of both and a caption.
 """
 
