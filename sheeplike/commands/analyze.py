@@ -30,7 +30,8 @@ class AnalyzeOptions(TrainedOptions):
         50, ge=4, le=2**12, description="episodes to play with the policy, and as many with random actions"
     )
     trust: bool = Field(
-        False, description="fork the simulator beside the dream: other physics and looks, ranking, exploits, alarms"
+        False,
+        description="fork at least 16 worlds beside the dream: other physics and looks, ranking, exploits, alarms",
     )
 
 

@@ -118,8 +118,8 @@ def export_policy(asked: ExportOptions) -> None:
     """Write a policy as one ONNX file."""
     place = None if asked.to is None else expand(asked.to)
     if place is not None:
-        if place.suffix != ".onnx":
-            raise InvalidOption("to", asked.to, "a file whose name ends with .onnx", f"{asked.to or 'policy'}.onnx")
+        if place.suffix != ".onnx" or place.is_dir():
+            raise InvalidOption("to", asked.to, "a new file whose name ends with .onnx", f"{asked.to or 'policy'}.onnx")
         refuse_taken(place)
         require_writable("to", place)
     one = TrainedOptions(run=asked.run, checkpoint=asked.checkpoint, episodes=1, num_envs=1, accelerator="cpu")

@@ -60,7 +60,7 @@ _LINES = {
     "camera": {"field": "cam_pos", "operation": "add", "distribution": {"uniform": [-0.05, 0.05]}},
     "delay": {"field": "action.delay", "operation": "set", "distribution": {"choice": [0, 1, 2, 3]}},
 }
-_PREFIX = "~fork "  # after all names of runs: their draws stand in the order of names
+_PREFIX = "\U0010ffff"  # sorted after the names of all runs: draws stand in the order of names
 _SEEN = ("colours", "brightness", "camera")  # lines that need a camera
 _NEUTRAL = {name: 0.0 if name in ("camera", "delay") else 1.0 for name in _LINES}
 DRIFTS = ("unchanged", "friction x 0.25", "mass x 4", "gravity x 2", "action 1 step late")

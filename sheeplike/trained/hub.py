@@ -45,7 +45,7 @@ def download(address: str, names: Sequence[str]) -> Path:
             __init__ = partialmethod(tqdm.__init__, disable=True)
 
         fetch = partial(snapshot_download, repo, allow_patterns=list(names))
-        commit = revision
+        commit, whence = revision, ""
         try:
             for file in fetch(revision=revision, dry_run=True, tqdm_class=Silent):
                 if (file.file_size or 0) > LIMIT:
@@ -54,31 +54,27 @@ def download(address: str, names: Sequence[str]) -> Path:
             place = Path(fetch(revision=commit, tqdm_class=tqdm if is_terminal(sys.stderr) else Silent))
         except DryRunError as error:  # the hub gave no list of files: what is cached will do
             try:
-                place = Path(fetch(revision=revision, local_files_only=True))
+                place, whence = Path(fetch(revision=revision, local_files_only=True)), ", from the cache"
             except LocalEntryNotFoundError as missing:
                 raise missing from error.__cause__
     if missing := [name for name in names if not (place / name).is_file()]:
         raise CommandError(f"run={address}: {' and '.join(missing)} not there: expected an export of sheeplike")
     pin = "" if revision == place.name else f"; to keep to it: run={HUB}{repo}@{place.name}"
-    info(f"{address} is commit {place.name}{pin}")
+    info(f"{address} is commit {place.name}{whence}{pin}")
     return place
 
 
 def upload(repo: str, folder: Path, message: str, *, private: bool) -> str:
     """Upload the files of a directory in one commit, into a repository that is created if need be; returns its URL."""
     with _explain("to", HUB + repo):
-        from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+        from huggingface_hub import CommitOperationAdd, HfApi
 
         api = HfApi()
         api.create_repo(repo, private=private, exist_ok=True)
-        known = api.model_info(repo)
-        if private and not known.private:
+        if private and not api.model_info(repo).private:
             raise InvalidOption("private", True, f"false, or another name: {HUB}{repo} exists, and is public", False)
-        files = {path.name: CommitOperationAdd(path.name, path) for path in sorted(folder.iterdir())}
-        # A film of the agent that was there before.
-        old = [file.rfilename for file in known.siblings or () if file.rfilename.endswith(".gif")]
-        removed = [CommitOperationDelete(name) for name in old if name not in files]
-        return api.create_commit(repo, [*files.values(), *removed], commit_message=message).commit_url
+        files = [CommitOperationAdd(path.name, path) for path in sorted(folder.iterdir())]
+        return api.create_commit(repo, files, commit_message=message).commit_url
 
 
 def cached(place: Path) -> str | None:

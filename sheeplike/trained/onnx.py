@@ -47,11 +47,14 @@ class GivenNoise(TorchFunctionMode):
         self.noise, self.drawn = noise, []
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
-        if func not in (torch.rand, torch.randn_like):
-            return func(*args, **(kwargs or {}))
-        drawn = func(*args, **(kwargs or {}))
-        self.drawn.append(("uniform" if func is torch.rand else "normal", tuple(drawn.shape)))
-        return drawn if self.noise is None else self.noise[len(self.drawn) - 1]
+        kinds = {torch.rand: "uniform", torch.randn_like: "normal"}
+        if func not in kinds or self.noise is None:
+            value = func(*args, **(kwargs or {}))
+        else:
+            value = self.noise[len(self.drawn)]
+        if func in kinds:
+            self.drawn.append((kinds[func], tuple(value.shape)))
+        return value
 
 
 class Acting(nn.Module):
@@ -142,11 +145,11 @@ def convert(
         "action": describe_actions(actions),
         "sampled": sample,
     }
-    for graph in (program.model.graph, *program.model.functions.values()):
-        for node in graph.all_nodes():
-            if node.op_type.startswith(("Random", "Multinomial", "Bernoulli")):
-                raise CommandError(f"this agent draws by {node.op_type}: expected torch.rand or torch.randn_like")
-            node.metadata_props.clear()  # they name files of this machine
+    for call in program.exported_program.graph.nodes:
+        if torch.Tag.nondeterministic_seeded in getattr(call.target, "tags", ()):
+            raise CommandError(f"this agent draws by {call.target}: expected torch.rand or torch.randn_like")
+    for node in program.model.graph.all_nodes():
+        node.metadata_props.clear()  # they name files of this machine
     program.model.metadata_props["sheeplike"] = json.dumps({**described, **facts})
     return program.model_proto.SerializeToString()
 

@@ -53,7 +53,6 @@ def begun(alone: None, sheeplike: Callable) -> Callable[..., Path]:
             ("run=demo:franka_pick_ppo",),
             ["run=demo:franka_pick_ppo", "dreamer_v3"],
         ),
-        (("run=demo:franka_pick", "trust=true", "num_envs=15"), ["num_envs=15", "nearest: num_envs=16"]),
     ],
 )
 def test_what_is_refused(begun: Callable, refused: Callable, arguments: tuple[str, ...], parts: list[str]) -> None:

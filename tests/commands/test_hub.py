@@ -165,10 +165,7 @@ class Answer(BaseHTTPRequestHandler):
                 lines = [json.loads(line) for line in content.splitlines()]
                 files = {line["value"]["path"]: line["value"] for line in lines if line["key"] == "file"}
                 decoded = {path: base64.b64decode(value["content"]) for path, value in files.items()}
-                gone = {line["value"]["path"] for line in lines if line["key"] == "deletedFile"}
-                found = self.server.repos[f"{owner}/{name}"]
-                kept = {p: c for p, c in found["commits"][found["refs"][branch]].items() if p not in gone}
-                sha = self.server.commit(f"{owner}/{name}", kept | decoded, branch)
+                sha = self.server.commit(f"{owner}/{name}", decoded, branch)
                 self.reply({"commitUrl": f"{self.server.url}/{owner}/{name}/commit/{sha}", "commitOid": sha})
             case _:
                 self.reply({}, 404)
@@ -415,7 +412,7 @@ def test_publishing_uploads_an_export_and_the_card(
     found = online.repos["owner/name"]
     assert not found["private"]
     uploaded = found["commits"][found["refs"]["main"]]
-    assert sorted(uploaded) == [".gitattributes", "README.md", *FILES]
+    assert sorted(uploaded) == ["README.md", *FILES]
     assert {name: uploaded[name] for name in FILES} == files
     (result,) = trained.glob("eval/*/result.json")
     record, text = json.loads(result.read_text()), uploaded["README.md"].decode()
@@ -446,20 +443,6 @@ def test_publishing_uploads_an_export_and_the_card(
     commits = len(found["commits"])
     assert "private=true" in refusal("publish", "run=mine", "to=hf://owner/name", "private=true")
     assert len(found["commits"]) == commits
-
-
-def test_an_upload_takes_the_film_before_it_away(online: Hub, trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_TOKEN", "hf_writer")
-    shutil.copytree(trained, "run")
-    (place,) = Path("run/eval").iterdir()
-    (film := place / "scene.gif").write_bytes(b"GIF89a")
-    found: list[set[str]] = []
-    for _ in range(2):
-        main(["publish", "run=run", "to=hf://owner/name"])
-        repo = online.repos["owner/name"]
-        found.append(set(repo["commits"][repo["refs"]["main"]]))
-        film.unlink(missing_ok=True)
-    assert found[0] - found[1] == {"scene.gif"}
 
 
 def test_what_is_refused_before_anything_is_uploaded(

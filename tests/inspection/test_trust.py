@@ -71,22 +71,22 @@ def test_only_cameras_that_follow_nothing_are_moved() -> None:
         <mujoco><worldbody><body><geom size="1"/>
             <camera name="fixed"/><camera name="behind" mode="trackcom"/>
         </body></worldbody></mujoco>""")
-    moved = lines(scene, ["pixels/fixed", "pixels/behind", "depth/fixed"], {})["~fork camera"]
+    moved = lines(scene, ["pixels/fixed", "pixels/behind", "depth/fixed"], {})[f"{trust._PREFIX}camera"]
     assert moved["of"] == ["fixed"]
-    assert "~fork camera" not in lines(scene, ["pixels/behind"], {})
-    assert not {"~fork camera", "~fork colours", "~fork brightness"} & lines(scene, [], {}).keys()
+    assert f"{trust._PREFIX}camera" not in lines(scene, ["pixels/behind"], {})
+    assert not [name for name in lines(scene, [], {}) if name.endswith(("camera", "colours", "brightness"))]
 
 
 def test_a_run_with_delays_of_its_own_keeps_them() -> None:
     own = {"late": {"field": "action.delay", "operation": "set", "distribution": {"choice": [2]}}}
-    assert ADDED.keys() - lines(Cartpole().model, [CAMERA], own).keys() == {"~fork delay"}
+    assert ADDED.keys() - lines(Cartpole().model, [CAMERA], own).keys() == {f"{trust._PREFIX}delay"}
 
 
 def test_the_draws_of_a_fork_stand_behind_those_that_the_agent_knows() -> None:
-    own = {"zoo gravity": {"field": "opt.gravity", "operation": "scale", "distribution": {"choice": [0.5, 2.0]}}}
+    own = {"öffnung": {"field": "opt.gravity", "operation": "scale", "distribution": {"choice": [0.5, 2.0]}}}
     made = envs.make("cartpole_balance", num_envs=WORLDS, image_size=16, randomization=own | ADDED)
     obs, _ = made.reset(seed=0)
-    drawn = made.unwrapped.variation["zoo gravity"].reshape(WORLDS, -1)
+    drawn = made.unwrapped.variation["öffnung"].reshape(WORLDS, -1)
     assert torch.equal(obs["variation"][:, : drawn.shape[1]], drawn)
     made.close()
 
