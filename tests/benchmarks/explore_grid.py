@@ -103,13 +103,21 @@ def draw(place: Path) -> Figure:
     """Draw the states visited, and the evaluations of the task, of the runs in a directory."""
     figure = Figure(figsize=(10, 3.8), layout="constrained")
     visits, task = figure.subplots(1, 2)
-    kinds = {"p2e": "plan2explore", "plain": "dreamer_v3", "random": "random actions"}
+    kinds = {
+        "p2e": "plan2explore",
+        "plain": "dreamer_v3",
+        "random": "random actions",
+        "narrow": "plan2explore, 64 units",
+    }
     for color, (kind, label) in zip(COLOURS, kinds.items(), strict=False):
         for number, file in enumerate(sorted(place.glob(f"{kind}_?.json"))):
             found = json.loads(file.read_text(encoding="utf-8"))
             steps = found["every"] * np.arange(1, len(found["states"]) + 1)
             visits.plot(steps, found["states"], color=color, label=None if number else label)
-    for color, (kind, label) in zip(COLOURS, {"from": "from explored", "plain": "from nothing"}.items(), strict=False):
+    for color, kind, label in (
+        (COLOURS[3], "from", "from explored with 64 units"),
+        (COLOURS[1], "plain", "from nothing"),
+    ):
         for number, run in enumerate(sorted(place.glob(f"{kind}_?/metrics.jsonl"))):
             points = [(s, row["eval/return_mean"]) for s, _, row in read_rows(run) if "eval/return_mean" in row]
             task.plot(*zip(*points, strict=True), color=color, label=None if number else label)
