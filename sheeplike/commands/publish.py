@@ -51,7 +51,7 @@ def main(request: Request) -> None:
     repo, place = None, None
     if asked.to is None:
         raise CommandError("to= is missing: expected hf://<owner>/<name>, or a directory to look at the files first")
-    if asked.to.startswith(HUB):
+    if asked.to.startswith("hf:"):
         repo, revision = hub.parse("to", asked.to)
         if revision:
             raise InvalidOption("to", asked.to, "no revision: the commit goes to the main branch", HUB + repo)

@@ -66,7 +66,7 @@ def demos() -> list[str]:
 
 def find(run: str) -> Path:
     """Return the directory that ``run=`` names: of a run, an export, ``demo:<name>`` or ``hf://owner/name@revision``."""
-    if run.startswith(hub.HUB):
+    if run.startswith("hf:"):
         return hub.download(run, (WEIGHTS, MODEL, CONFIG_FILE))
     if not run.startswith(DEMO) and (run != DEMO[:-1] or Path(run).exists()):
         return expand(run)

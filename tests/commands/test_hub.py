@@ -279,6 +279,7 @@ def test_a_download_that_breaks(online: Hub, files: dict[str, bytes], refusal: C
     [
         ("hf://owner", "hf://<owner>/<name>"),
         ("hf://", "hf://<owner>/<name>"),
+        ("hf:/owner/name", "hf://<owner>/<name>"),
         ("hf://owner/name/more", "hf://<owner>/<name>"),
         ("hf://owner/name@", "hf://<owner>/<name>"),
         ("hf://owner/name@../../x", "hf://<owner>/<name>"),
@@ -453,6 +454,7 @@ def test_what_is_refused_before_anything_is_uploaded(
     assert "to=" in refusal("publish", "run=run")
     assert "hf://owner/name" in refusal("publish", "run=run", "to=hf://owner/name@main")
     assert "to=hf://owner" in refusal("publish", "run=run", "to=hf://owner")
+    assert "to=hf:/owner/name" in refusal("publish", "run=run", "to=hf:/owner/name")
     assert "nearest: to=run_2" in refusal("publish", "run=run", "to=run")
     assert "private=false" in refusal("publish", "run=run", "to=look", "private=true")
     (result,) = Path("run").glob("eval/*/result.json")
