@@ -115,7 +115,8 @@ def draw(place: Path) -> Figure:
             steps = found["every"] * np.arange(1, len(found["states"]) + 1)
             visits.plot(steps, found["states"], color=color, label=None if number else label)
     for color, kind, label in (
-        (COLOURS[3], "from", "from explored with 64 units"),
+        (COLOURS[0], "from", "from explored"),
+        (COLOURS[3], "narrow_from", "from explored, 64 units"),
         (COLOURS[1], "plain", "from nothing"),
     ):
         for number, run in enumerate(sorted(place.glob(f"{kind}_?/metrics.jsonl"))):
