@@ -21,7 +21,7 @@ _SHOWN = {
     "speed": "{}",
     "time/grad_sps": "{:.3g} gradient steps/s",
 }
-MEASURED = 5.0  # seconds of progress before a speed is shown and the time that remains is estimated
+MEASURED = 5.0  # seconds of a stage before a speed is shown and the time that remains is estimated
 RECENT_EPISODES = 20  # least number of episodes in the means of return and success
 
 
@@ -58,27 +58,15 @@ class Progress:
         self._interval = interval if interval is not None else (0.5 if is_terminal(file) else 10.0)
         self._begun = clock()
         self._seen = initial_steps  # policy steps at the last call of update
-        self._measured = (self._begun, initial_steps)  # time and policy steps of the last measurement
-        self._gradient_steps: int | None = None  # None: no cycle of acting and learning has ended in this stage
-        self._steps = self._seconds = 0.0  # exponentially weighted, for the speed
-        self._stage = ("", self._begun)
+        self._stage, self._since = "", (self._begun, initial_steps)  # with time and policy steps at its beginning
         self._written: float | None = None  # time of the last line
         self._metrics: dict[str, float] = {}
         self._episodes: deque[tuple[float, dict[str, float]]] = deque()  # number of episodes, and their means
 
-    def update(self, step: int, gradient_steps: int | None = None) -> None:
-        """Show ``step`` policy steps and the newest metrics, unless a line was written less than an interval ago.
-
-        An agent may act for long and then learn for long, so speed is measured over whole cycles: from one change of
-        ``gradient_steps`` to the next.
-        """
+    def update(self, step: int) -> None:
+        """Show ``step`` policy steps and the newest metrics, unless a line was written less than an interval ago."""
         now, ends = self._clock(), self._seen < self.total_steps <= step
         self._seen = step
-        if gradient_steps is None or self._stage[0] or self._gradient_steps not in (None, gradient_steps):
-            self._measure(now, step)
-        elif self._gradient_steps is None:
-            self._measured = (now, step)
-        self._gradient_steps = gradient_steps
         if self._written is not None and now - self._written < self._interval and not ends:
             return
         self._written = now
@@ -106,13 +94,12 @@ class Progress:
 
     def stage(self, name: str) -> None:
         """Show a stage and its duration instead of the ETA, and restart the speed; ``""`` ends the stage: learning."""
-        self._stage, self._steps, self._seconds = (name, self._clock()), 0.0, 0.0
+        self._stage, self._since = name, (self._clock(), self._seen)
         self._metrics = {key: value for key, value in self._metrics.items() if not key.startswith("time/")}
-        self._measured, self._gradient_steps = (self._clock(), self._seen), None
 
     def skip(self, seconds: float) -> None:
-        """Exclude a pause, which has just ended, from the estimate."""
-        self._measured = (self._measured[0] + seconds, self._measured[1])
+        """Exclude a pause, which has just ended, from the speed."""
+        self._since = (self._since[0] + seconds, self._since[1])
 
     def note(self, text: str) -> None:
         """Print a separate line."""
@@ -124,24 +111,17 @@ class Progress:
             _show("\n", self._file)
         self._written = None
 
-    def _measure(self, now: float, step: int) -> None:
-        """Add the steps since the last line to the weighted means; a minute halves a weight."""
-        seconds, steps = now - self._measured[0], step - self._measured[1]
-        keep = 0.5 ** (seconds / 60.0)
-        self._steps, self._seconds = keep * self._steps + steps, keep * self._seconds + seconds
-        self._measured = (now, step)
-
     def _parts(self, step: int) -> list[str]:
         """Return the parts of the line, the most important one first: a narrow terminal shows as many as fit."""
         # The last iteration exceeds a total that is no multiple of the worlds.
         fraction = min(step / self.total_steps, 1.0) if self.total_steps else 1.0
-        stage, since = self._stage
-        parts = [f"{stage} {format_seconds(self._clock() - since)}"] if stage else []
+        seconds, steps = self._clock() - self._since[0], step - self._since[1]
+        parts = [f"{self._stage} {format_seconds(seconds)}"] if self._stage else []
         parts.append(f"{step:,}/{self.total_steps:,} {self._unit} ({fraction:.0%})")
-        speed = self._steps / self._seconds if self._seconds >= MEASURED else 0.0
+        speed = steps / seconds if seconds >= MEASURED else 0.0
         if step >= self.total_steps:
             parts.append(f"done in {format_seconds(self._clock() - self._begun)}")
-        elif speed and not stage:
+        elif speed and not self._stage:
             parts.append(f"ETA {format_seconds((self.total_steps - step) / speed)}")
         # A speed of 0 means that it was not measured yet.
         shown = {name: value for name, value in self._metrics.items() if value or not name.startswith("time/")}
