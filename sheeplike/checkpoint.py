@@ -660,7 +660,7 @@ def load(path: Path | str, *, only: Collection[str] | None = None) -> tuple[dict
     """Verify a checkpoint and read it, or its parts in ``only``.
 
     Returns:
-        ``meta`` as saved, with ``step``, ``versions``, ``device``, ``compile`` and ``config`` of the manifest; and the
+        ``meta`` as saved, with ``step``, ``versions``, ``device`` and ``config`` of the manifest; and the
         parts by name, their tensors in the host's memory. A saved history is a :class:`Stored`.
 
     Raises:
@@ -684,7 +684,7 @@ def load(path: Path | str, *, only: Collection[str] | None = None) -> tuple[dict
             parts[HISTORY] = Stored(place, tuple(chunks), parts[HISTORY]["start"], parts[HISTORY]["steps"])
         except (LookupError, TypeError):
             raise Corrupt(f"{path}: its part {HISTORY} is no history") from None
-    written = {key: manifest.get(key) for key in ("step", "versions", "device", "compile", "config")}
+    written = {key: manifest.get(key) for key in ("step", "versions", "device", "config")}
     return {**manifest["meta"], **written}, parts
 
 

@@ -163,7 +163,6 @@ class Experiment:
             self._hooks = self._make_hooks(self._done)
             self.recorder.pauses["start"] += time.monotonic() - begun
             self._ending = stack.pop_all()
-        self._compiled_before = saved.compiled if saved else None
         self._compiled = self._unsavable = self._stopping = self._suspected = self._waiting = False
         self._saved_at = self._counters if saved else None
         self._run_ahead = RunAheadLimit(self.envs.device)
@@ -344,7 +343,6 @@ class Experiment:
             run = self.agent, self.envs, self.recorder, self.config, self.state, self.ranks
             parts, meta, history = snapshot.take(*run)
             finite = ("agent",) if history else ("agent", "memory")  # all of a rollout is learnt from again
-            self.storage.writer.extra["compile"] = self._compilation
             if self.storage.save(self.policy_steps, parts, meta, history, finite=finite, wait=wait):
                 self._saved_at = self._counters
 
@@ -410,15 +408,8 @@ class Experiment:
                 return
             raise
         self._compiled = True
-        self.recorder.logger.each(lambda sink: sink.add_text("compile", str(self._compilation), self.policy_steps))
-        if self._compiled_before not in (None, self._compilation):
-            change = f"compiled as {self._compiled_before!r} before, and as {self._compilation!r} here"
-            warn(f"this resume may differ in the last bits: {change}")
-
-    @property
-    def _compilation(self) -> str | None:
-        """Compilation mode of updates; until they are compiled, the mode stored in the checkpoint."""
-        return self.agent.networks.compiled.mode if self._compiled else self._compiled_before
+        mode = self.agent.networks.compiled.mode
+        self.recorder.logger.each(lambda sink: sink.add_text("compile", mode, self.policy_steps))
 
     def _iterated(self, state: LoopState) -> None:
         if state.policy_steps >= self.config.last_step:

@@ -47,7 +47,6 @@ class Saved(NamedTuple):
     step: int
     parts: dict[str, Any]
     changed: Collection[str]  # keys whose values have changed since it was made
-    compiled: str | None  # compilation mode of the updates before it
     run_ids: dict[str, str]  # of the run in its loggers
 
     def is_finished(self, config: Config) -> bool:
@@ -86,7 +85,7 @@ def read(run_dir: Path, config: Config, ranks: Ranks = ALONE) -> Saved:
         if different := [f"{name} {was} -> {here.get(name)}" for name, was in there.items() if here.get(name) != was]:
             warn(f"this resume may differ in the last bits: {', '.join(different)}")
         run_ids = {str(name): str(run_id) for name, run_id in dict(meta.get("loggers", {})).items()}
-        return Saved(meta["step"], parts, changed, meta["compile"], run_ids)
+        return Saved(meta["step"], parts, changed, run_ids)
 
 
 def _read_newest(run_dir: Path, config: Config) -> tuple[dict[str, Any], dict[str, Any]]:

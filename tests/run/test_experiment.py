@@ -515,23 +515,6 @@ def test_a_run_that_stops_between_two_updates_is_one_run(
     assert all(torch.equal(a, b) for a, b in zip(leaves(parts["agent"]), leaves(expected["agent"]), strict=True))
 
 
-def test_how_updates_are_compiled_is_kept_and_a_change_is_told(
-    begin: Callable[..., Experiment], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with begin(*PPO_JOB, *GYM, "compile=off", "total_steps=64") as run:
-        run.iterate()
-    meta, _ = checkpoint.load_latest(run.run_dir / "checkpoints")
-    assert meta["compile"] == "off"
-    capsys.readouterr()
-    with sheeplike.init(f"resume={run.run_dir}", "total_steps=96") as again:
-        assert again._compiled_before == "off"
-        again.agent.compiled.fused = True
-        again.iterate()
-    told = "this resume may differ in the last bits: compiled as 'off' before, and as 'inductor' here"
-    assert told in capsys.readouterr().err
-    assert checkpoint.load_latest(run.run_dir / "checkpoints")[0]["compile"] == "inductor"
-
-
 def test_the_host_waits_for_a_gpu_that_is_four_updates_behind(
     begin: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -242,7 +242,7 @@ def test_auto_refuses_another_run_and_names_what_differs(begun, refused):
 )
 def test_which_runs_have_nothing_left_to_do(sheeplike, loop, total_steps, finished):
     config = sheeplike(*JOB, f"total_steps={total_steps}").runs[0].config
-    assert Saved(2000, {"loop": loop}, (), None, {}).is_finished(config) == finished
+    assert Saved(2000, {"loop": loop}, (), {}).is_finished(config) == finished
 
 
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
