@@ -82,8 +82,6 @@ def _root() -> str | None:
 
 def danger(root: str) -> str:
     """Return why another user could change or replace what lies in ``root``; empty if none could."""
-    if not hasattr(os, "geteuid"):  # Windows has other rules
-        return ""
     mine = os.geteuid()
     # In a directory that no other user can enter, such as umask 0 makes, only its owner can write.
     closed = os.path.isdir(root) and not os.stat(root).st_mode & (stat.S_IXGRP | stat.S_IXOTH)

@@ -6,6 +6,7 @@ Commands read and write the directories of runs with these functions only.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import stat
@@ -15,16 +16,11 @@ from typing import Any, BinaryIO
 
 import yaml
 
-try:
-    import fcntl
-except ImportError:  # Windows has no such locks: there, two processes are not kept apart
-    fcntl = None
-
 CHECKPOINT = re.compile(r"(?:\.old-)?step_[0-9]{12,}")  # ".old-" marks one that is being replaced
 EVENTS = "events.out.tfevents."  # prefix of TensorBoard's files
 REPLAY = "replay"  # directory of steps that checkpoints share, beside theirs
 YAML_BYTES, YAML_DEPTH = 2**16, 20  # limits; a configuration has about 3,000 bytes and four levels
-_FLAGS = ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY", "O_CLOEXEC")
+_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MODES = {"rb": os.O_RDONLY, "ab": os.O_WRONLY | os.O_APPEND | os.O_CREAT}
 
 
@@ -35,7 +31,7 @@ def open_regular(path: Path | str, mode: str = "rb") -> BinaryIO:
     """
     if problem := why_not_regular(path):
         raise OSError(0, problem, str(path))
-    descriptor = os.open(path, _MODES[mode] | sum(getattr(os, flag, 0) for flag in _FLAGS), 0o666)
+    descriptor = os.open(path, _MODES[mode] | _FLAGS, 0o666)
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode):
         problem = "is no regular file"
@@ -156,8 +152,6 @@ def lock(descriptor: int) -> bool:
     Raises:
         BlockingIOError: another process has the lock.
     """
-    if fcntl is None:
-        return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -55,7 +55,7 @@ def main(request: Request) -> int:
             raise InvalidOption("out", asked.out, "a name that ends in .json, or null", out.with_suffix(".json"))
         require_writable("out", out.parent, out.name, nearest="out=null")
         out.parent.mkdir(parents=True, exist_ok=True)
-    for signum in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.default_int_handler)  # its KeyboardInterrupt ends the present check too
     width = max(map(len, asked.checks))
     report = {

@@ -23,10 +23,7 @@ INTERRUPTED = 130  # exit status after Ctrl-C, as shells have it; the run is sav
 PREEMPTED = 75  # exit status after another signal, EX_TEMPFAIL of sysexits.h: saved, the same command resumes
 UNSAVED = 74  # exit status if files could not be written, EX_IOERR of sysexits.h
 FAILED = 70  # exit status if something in a run failed for good, EX_SOFTWARE of sysexits.h
-_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
-SIGNALS = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
-# SIGHUP never counts as the second, killing signal: closing a session sends it after Ctrl-C or SIGTERM.
-HANG_UP = getattr(signal, "SIGHUP", None)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 SAME_REQUEST = 0.5  # seconds within which the same signal is one request: `timeout` and terminals send it twice
 
 Handler = Callable[[int, FrameType | None], object]
@@ -36,10 +33,8 @@ LAUNCHER = "SHEEPLIKE_LAUNCHER"  # variable with the number of the process that 
 
 def unblock() -> None:
     """Unblock signals, and stop ignoring children, whose status would be lost: a parent may have set both."""
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-    if hasattr(signal, "SIGCHLD"):
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def ignore() -> None:
@@ -140,7 +135,8 @@ class StopRequest:
     def _ask(self, signum: int, frame: FrameType | None) -> None:
         now, again = time.monotonic(), bool(self.signals)
         repeated = self.signals[-1:] == [signum] and now - self._last < SAME_REQUEST
-        repeated |= again and (signum == HANG_UP or self._adopted)
+        # SIGHUP never counts as the second, killing signal: closing a session sends it after Ctrl-C or SIGTERM.
+        repeated |= again and (signum == signal.SIGHUP or self._adopted)
         self._adopted = False
         self._last = now
         name = signal.Signals(signum).name
