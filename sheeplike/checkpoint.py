@@ -50,10 +50,11 @@ from torch import Tensor
 
 from sheeplike import __version__, files, host
 from sheeplike.files import list_checkpoints, step_of
-from sheeplike.terminal import first_sentence, reason_of
+from sheeplike.terminal import first_sentence, reason_of, warn
 
 FORMAT = 2
 MANIFEST = "manifest.json"
+NOT_WRITTEN = "a checkpoint could not be written; the next one is tried all the same"
 HISTORY = "history"  # the part in which the tail of a History is saved
 CHUNK_BYTES = 64 * 2**20
 _LARGEST_MANIFEST = 2**24  # bytes; a usual one has a few thousand, and 200 per chunk
@@ -474,7 +475,7 @@ class Writer(contextlib.AbstractContextManager):
         keep_last: number of newest checkpoints to keep.
         keep_best: number of checkpoints with the highest ``meta["score"]`` to keep.
         config, device: entries of every manifest.
-        report: called with one line for each new kind of error; by default a RuntimeWarning.
+        report: called with one line for each new kind of error; by default on stderr.
         check: raises OSError if nothing may be written or removed any more.
 
     Attributes:
@@ -490,7 +491,7 @@ class Writer(contextlib.AbstractContextManager):
         keep_best: int = 1,
         config: Mapping[str, Any] | None = None,
         device: str | None = None,
-        report: Callable[[str], None] | None = None,
+        report: Callable[[str], None] = warn,
         check: Callable[[], None] = lambda: None,
     ) -> None:
         assert keep_last >= 1, keep_last
@@ -501,7 +502,7 @@ class Writer(contextlib.AbstractContextManager):
         self.pinned: int | None = None
         self._resumed_from: int | None = None
         self._check = check
-        self._report = report or (lambda text: warnings.warn(text, RuntimeWarning, stacklevel=2))
+        self._report = report
         self._reported: set[Any] = set()
         self._thread: threading.Thread | None = None
         self._error: OSError | None = None
@@ -586,10 +587,7 @@ class Writer(contextlib.AbstractContextManager):
             self._error, kind = error, error.errno or type(error.__cause__ or error)
             if kind not in self._reported:
                 self._reported.add(kind)
-                with contextlib.suppress(Warning):  # a warning that is an error would end the thread
-                    self._report(
-                        f"a checkpoint could not be written; the next one is tried all the same: {reason_of(error)}"
-                    )
+                self._report(f"{NOT_WRITTEN}: {reason_of(error)}")
 
     def _write(self, step: int, parts: dict[str, Any], meta: dict[str, Any], plan: _Plan | None) -> None:
         """Write new chunks of the history, then the directory, then remove what need not be kept."""
@@ -660,8 +658,7 @@ def load(path: Path | str, *, only: Collection[str] | None = None) -> tuple[dict
     """Verify a checkpoint and read it, or its parts in ``only``.
 
     Returns:
-        ``meta`` as saved, with ``step``, ``versions``, ``device`` and ``config`` of the manifest; and the
-        parts by name, their tensors in the host's memory. A saved history is a :class:`Stored`.
+        ``meta`` as saved, with ``step``, ``versions``, ``device`` and ``config`` of the manifest; and the parts by name, their tensors in the host's memory. A saved history is a :class:`Stored`.
 
     Raises:
         Corrupt: a file is missing, cut short, altered, or refused by ``weights_only``.

@@ -171,10 +171,8 @@ class EventFile(Sink):
         from tensorboard.compat.proto import event_pb2, summary_pb2
 
         self._event, self._summary, session = event_pb2.Event, summary_pb2.Summary, event_pb2.SessionLog
-        # TensorBoard reads files in the order of their names, and a clock may have been set back.
-        before = [int(path.name.removeprefix(EVENTS)[:10]) for path in run_dir.glob(EVENTS + "[0-9]" * 10 + ".*")]
-        begun = max(int(time.time()), *(second + 1 for second in before), 0)
-        name = f"{EVENTS}{begun:010d}.{socket.gethostname()}.{os.getpid()}.{next(_NUMBERS)}"
+        # TensorBoard reads files in the order of their names.
+        name = f"{EVENTS}{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_NUMBERS)}"
         self._file, self._lock = open_regular(run_dir / name, "ab"), threading.Lock()
         self._write(self._event(file_version="brain.Event:2"))
         if purge_step is not None:

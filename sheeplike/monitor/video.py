@@ -101,6 +101,16 @@ def tile_envs(frames: Tensor, rows: int, cols: int) -> Tensor:
     return grid.reshape(steps, rows * height, cols * width, channels)
 
 
+def _framed(frames: Tensor, context: int) -> Tensor:
+    """Add borders to ``(T, ..., H, W, 3)``: green ones to the first ``context`` frames, red ones to the others."""
+    steps, *others, height, width, _ = frames.shape
+    framed = frames.new_empty(steps, *others, height + 2 * BORDER, width + 2 * BORDER, 3)
+    framed[:context] = torch.tensor(OBSERVING, dtype=torch.uint8, device=frames.device)
+    framed[context:] = torch.tensor(IMAGINING, dtype=torch.uint8, device=frames.device)
+    framed[..., BORDER:-BORDER, BORDER:-BORDER, :] = frames
+    return framed
+
+
 def open_loop_video(truth: Tensor, model: Tensor, context: int) -> Tensor:
     """Show the truth, the world model's prediction and its error in three rows, one column per sequence.
 
@@ -117,14 +127,10 @@ def open_loop_video(truth: Tensor, model: Tensor, context: int) -> Tensor:
     assert truth.dtype == model.dtype == torch.uint8, (truth.dtype, model.dtype)
     assert truth.shape == model.shape, (truth.shape, model.shape)
     truth, model = to_colour(truth), to_colour(model)
-    steps, batch, height, width, _ = truth.shape
-    assert 0 <= context <= steps, (context, steps)
+    assert 0 <= context <= len(truth), (context, len(truth))
     error = ((model.int() - truth.int() + 255) // 2).to(torch.uint8)
-    canvas = truth.new_zeros(steps, 3, batch, height + 2 * BORDER, width + 2 * BORDER, 3)
-    canvas[:context] = torch.tensor(OBSERVING, dtype=torch.uint8, device=truth.device)
-    canvas[context:] = torch.tensor(IMAGINING, dtype=torch.uint8, device=truth.device)
-    canvas[:, :, :, BORDER:-BORDER, BORDER:-BORDER] = torch.stack([truth, model, error], 1)
-    return canvas.permute(0, 1, 3, 2, 4, 5).reshape(steps, 3 * (height + 2 * BORDER), batch * (width + 2 * BORDER), 3)
+    panels = _framed(torch.stack([truth, model, error], 1), context)
+    return panels.transpose(2, 3).flatten(3, 4).flatten(1, 2)
 
 
 def dream_video(seen: Tensor, model: Tensor, traces: Mapping[str, Tensor]) -> Tensor:
@@ -143,20 +149,17 @@ def dream_video(seen: Tensor, model: Tensor, traces: Mapping[str, Tensor]) -> Te
     assert seen.dtype == model.dtype == torch.uint8, (seen.dtype, model.dtype)
     assert seen.shape[1:] == model.shape[1:], (seen.shape, model.shape)
     assert all(values.shape == model.shape[:2] for values in traces.values()), model.shape
-    context, frames = len(seen), enlarge(to_colour(torch.cat([seen, model])).cpu())
-    steps, batch, height, width, _ = frames.shape
-    wide, high = width + 2 * BORDER, height + 2 * BORDER
-    canvas = frames.new_zeros(steps, batch, high + len(traces) * TRACE_HEIGHT, wide, 3)
-    canvas[:context, :, :high] = torch.tensor(OBSERVING, dtype=torch.uint8)
-    canvas[context:, :, :high] = torch.tensor(IMAGINING, dtype=torch.uint8)
-    canvas[:, :, BORDER : BORDER + height, BORDER : BORDER + width] = frames
+    context, panels = len(seen), _framed(enlarge(to_colour(torch.cat([seen, model])).cpu()), len(seen))
+    steps, batch, high, wide, _ = panels.shape
+    canvas = panels.new_zeros(steps, batch, high + len(traces) * TRACE_HEIGHT, wide, 3)
+    canvas[:, :, :high] = panels
     for number, (name, values) in enumerate(traces.items()):
         colour, top = TRACE_COLOURS[number % len(TRACE_COLOURS)], high + number * TRACE_HEIGHT
         low, most = values.min().item(), values.max().item()
         for column in range(batch):
             strips = _trace(name, values[:, column].tolist(), low, most, wide, colour)
             canvas[context:, column, top : top + TRACE_HEIGHT] = strips
-    return canvas.permute(0, 2, 1, 3, 4).reshape(steps, canvas.shape[2], batch * wide, 3)
+    return canvas.transpose(1, 2).flatten(2, 3)
 
 
 def _trace(name: str, values: list[float], low: float, high: float, width: int, colour: tuple[int, int, int]) -> Tensor:

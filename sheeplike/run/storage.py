@@ -27,18 +27,9 @@ from sheeplike.config.schema import Config, to_data
 from sheeplike.files import list_checkpoints, open_regular, step_of, write_atomically
 from sheeplike.options import CommandError
 from sheeplike.ranks import ALONE, Ranks
-from sheeplike.run import snapshot
+from sheeplike.run import layout, snapshot
 from sheeplike.run.build import numerics_device
-from sheeplike.run.layout import (
-    CHECKPOINTS,
-    CONFIG_FILE,
-    LAST_BATCH,
-    LOCK_FILE,
-    RANKS,
-    STARTS,
-    checkpoint_steps,
-    place_of,
-)
+from sheeplike.run.layout import checkpoint_steps
 from sheeplike.run.mirror import STOPPING, Mirror
 from sheeplike.run.run_dir import Plan, claim, lock
 from sheeplike.terminal import reason_of, warn
@@ -59,7 +50,7 @@ class Storage:
 
     def __init__(self, planned: Plan, ranks: Ranks = ALONE) -> None:
         self.path, self.ranks = planned.run_dir.absolute(), ranks
-        self.place = place_of(self.path, ranks.rank)
+        self.place = layout.place_of(self.path, ranks.rank)
         url = planned.config.checkpoint.mirror
         self.mirror = Mirror(url, self.path) if url and ranks.first else None
         self._stack = ExitStack()
@@ -83,7 +74,7 @@ class Storage:
         self.ranks.wait()
         if not self.ranks.first:
             try:
-                self._lock = self._stack.enter_context(open_regular(self.path / LOCK_FILE))
+                self._lock = self._stack.enter_context(open_regular(self.path / layout.LOCK_FILE))
             except OSError:
                 raise CommandError(f"run_dir={self.path}: expected a directory that all nodes share") from None
         self._open(config)
@@ -125,7 +116,7 @@ class Storage:
                 raise error or OSError(0, "was not written by another rank", str(self.path))
             if failed:
                 if error:
-                    warn(f"a checkpoint could not be written; the next one is tried all the same: {reason_of(error)}")
+                    warn(f"{checkpoint.NOT_WRITTEN}: {reason_of(error)}")
                 return False
         kept = ranks.collect(checkpoint_steps(self.path))[0]
         for path in list_checkpoints(self.writer.root):
@@ -136,7 +127,7 @@ class Storage:
     def _remove_shares(self) -> None:
         """Remove the shares of ranks that are no more, once no checkpoint needs them."""
         kept = set(checkpoint_steps(self.path))
-        for place in (self.path / RANKS).glob("*"):
+        for place in (self.path / layout.RANKS).glob("*"):
             gone = place.name.isdecimal() and int(place.name) >= self.ranks.size
             if gone and not kept & set(checkpoint_steps(place)):
                 shutil.rmtree(place, ignore_errors=True)
@@ -144,7 +135,7 @@ class Storage:
     def update(self, config: Config) -> None:
         """Save the configuration of a resumed run, so that the next resume keeps its changes."""
         with as_command_errors(OSError):
-            write_atomically(self.path / CONFIG_FILE, to_yaml(config))
+            write_atomically(self.path / layout.CONFIG_FILE, to_yaml(config))
 
     def record_start(self) -> dict[str, Any]:
         """Add command line, commits and versions as a line to ``starts.jsonl``; returns them."""
@@ -159,7 +150,7 @@ class Storage:
             "commit": {name: found for name, found in commits.items() if found},
             "versions": checkpoint.versions(),
         }
-        with open_regular(self.path / STARTS, "ab") as file:
+        with open_regular(self.path / layout.STARTS, "ab") as file:
             file.write(json.dumps(start).encode() + b"\n")
         return start
 
@@ -178,18 +169,17 @@ class Storage:
         self._check_owner()
         content = io.BytesIO()
         torch.save({name: value.cpu() for name, value in batch.items()}, content)
-        write_atomically(self.place / LAST_BATCH, content.getvalue())
-        return self.place / LAST_BATCH
+        write_atomically(self.place / layout.LAST_BATCH, content.getvalue())
+        return self.place / layout.LAST_BATCH
 
     def _open(self, config: Config) -> None:
         with as_command_errors(OSError):
             self.writer = checkpoint.Writer(
-                self.place / CHECKPOINTS,
+                self.place / layout.CHECKPOINTS,
                 keep_last=config.checkpoint.keep_last if self.ranks.first else sys.maxsize,
                 keep_best=config.checkpoint.keep_best,
                 config=to_data(config),
                 device=numerics_device(config),
-                report=warn,
                 check=self._check_owner,
             )
         if self.mirror:
@@ -201,7 +191,7 @@ class Storage:
         """Raise OSError if the lock file in the directory is not the one held."""
         held, there = os.fstat(self._lock.fileno()), None
         with suppress(FileNotFoundError):
-            there = (self.path / LOCK_FILE).lstat()
+            there = (self.path / layout.LOCK_FILE).lstat()
         if there is None or not os.path.samestat(held, there):
             raise OSError(0, "was removed, moved or taken by another run", str(self.path))
 

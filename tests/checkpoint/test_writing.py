@@ -13,7 +13,6 @@ import re
 import subprocess
 import sys
 import threading
-import warnings
 import weakref
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterator
@@ -363,17 +362,6 @@ def test_a_save_that_fails_is_reported_once_and_the_next_one_is_tried(root, monk
         writer.save(6, part(), {})
         writer.wait()
     assert steps(root) == [6]
-
-
-def test_a_failure_is_a_warning_by_default(root, monkeypatch):
-    monkeypatch.setattr(checkpoint, "write_part", fail(FULL))
-    with pytest.warns(RuntimeWarning, match="checkpoint"):  # noqa: SIM117
-        with Writer(root) as writer:
-            writer.save(1, part(), {})
-    with warnings.catch_warnings(action="error"), Writer(root) as writer:
-        writer.save(1, part(), {})
-        with pytest.raises(OSError, match="No space left"):
-            writer.wait()
 
 
 def test_the_copy_of_a_state_does_not_outlive_its_failed_save(root, monkeypatch):

@@ -138,15 +138,6 @@ def test_a_resumed_run_drops_what_came_after_its_checkpoint(tmp_path):
     assert [point.step for point in events(tmp_path).Scalars("loss/dyn")] == [10, 20, 25]
 
 
-def test_files_of_a_resumed_run_come_later_by_name_although_the_clock_was_set_back(tmp_path, monkeypatch):
-    for now, process in ((2_000_000_000.0, 9876), (1_000_000_000.0, 10432)):
-        monkeypatch.setattr("sheeplike.monitor.logger.time.time", lambda now=now: now)
-        monkeypatch.setattr("sheeplike.monitor.logger.os.getpid", lambda process=process: process)
-        RunLogger(tmp_path, [EventFile]).close()
-    first, second = sorted(tmp_path.glob("events*"), key=lambda path: path.stat().st_mtime_ns)
-    assert first.name < second.name
-
-
 def test_without_purge_all_rows_stay(tmp_path):
     for step in (10, 5):
         run = RunLogger(tmp_path)
