@@ -658,7 +658,8 @@ def load(path: Path | str, *, only: Collection[str] | None = None) -> tuple[dict
     """Verify a checkpoint and read it, or its parts in ``only``.
 
     Returns:
-        ``meta`` as saved, with ``step``, ``versions``, ``device`` and ``config`` of the manifest; and the parts by name, their tensors in the host's memory. A saved history is a :class:`Stored`.
+        ``meta`` as saved, with ``step``, ``versions``, ``device`` and ``config`` of the manifest; and the parts by
+        name, their tensors in the host's memory. A saved history is a :class:`Stored`.
 
     Raises:
         Corrupt: a file is missing, cut short, altered, or refused by ``weights_only``.
