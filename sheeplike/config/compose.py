@@ -13,7 +13,6 @@ No other module knows Hydra.
 
 from __future__ import annotations
 
-import copy
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -85,20 +84,20 @@ def load(arguments: Sequence[str], sources: Sources) -> Composed:
     for file in files:
         _check_keys(file, known)
     for change in changes:
-        _check_change(change, known, merged.data["agent"]["name"], sources)
+        check_key(change, known)
+        name, chosen_agent = change.value(), merged.data["agent"]["name"]
+        if change.key_or_group == "agent.name" and name != chosen_agent and name in registry.list_agents():
+            raise CommandError(f"agent.name={name}: expected {chosen_agent}; nearest: exp={name}")
     if given.get("dry_run", merged.data.get("dry_run")) is True:
         _add_dry_run(merged, agent)
 
     # The command line comes last.
-    before = copy.deepcopy(merged.data)
     for change in changes:
         merged.set(change.key_or_group, change.value(), COMMAND_LINE)
     try:
-        data = merged.resolved({key.path: key.schema.get("default") for key in known.values()})
-        config = validate(data | {"exp": choices["exp"], "profile": choices["profile"]})
+        config = validate(merged.resolved() | {"exp": choices["exp"], "profile": choices["profile"]})
     except InvalidOption as error:
-        if error.nearest is None:
-            error.nearest = _default(error, before, known)
+        _suggest_default(error, known)
         raise _with_source(error, merged.sources.get(error.key, ""), sources) from None
     if config.run_dir is None:
         config = config.replace(run_dir=_run_dir(config, choices))
@@ -126,15 +125,6 @@ def _merge_files(files: Sequence[_File], choices: Mapping[str, str], sources: So
     return merged
 
 
-def _check_change(change: Override, known: Mapping[str, Key], agent: str, sources: Sources) -> None:
-    """Raise for an unknown key, and for another agent by its name alone."""
-    check_key(change, known)
-    name = change.value()
-    if change.key_or_group == "agent.name" and name != agent and name in registry.list_agents():
-        group = "exp" if sources.find(f"exp/{name}") else "agent"
-        raise CommandError(f"agent.name={name}: expected {agent}, as its options are; nearest: {group}={name}")
-
-
 def _with_source(error: InvalidOption, source: str, sources: Sources) -> CommandError:
     """Return an error that names the file of an invalid value."""
     if source == f"env={error.value}" and sources.find(f"env/{error.value}"):
@@ -155,8 +145,7 @@ def load_options(cls: type[T], arguments: Iterable[str]) -> T:
     try:
         return validated(cls, given)
     except InvalidOption as error:
-        if error.nearest is None:
-            error.nearest = known[error.key].schema.get("default")
+        _suggest_default(error, known)
         raise
 
 
@@ -281,27 +270,14 @@ class Merged:
             else:
                 self.sources[path] = source
 
-    def resolved(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values with interpolations resolved; ``${seed}`` may name a key that has only its default."""
-        whole = Merged()
-        for path, default in defaults.items():
-            if not isinstance(default, dict):
-                whole.set(path, default, "")
-        whole.add(self.data, "")
+    def resolved(self) -> dict[str, Any]:
+        """Return the values with interpolations resolved; they name keys that have a value here."""
         with _one_line():
             try:
-                resolved = OmegaConf.to_container(OmegaConf.create(whole.data), resolve=True, throw_on_missing=True)
+                return OmegaConf.to_container(OmegaConf.create(self.data), resolve=True, throw_on_missing=True)
             except OmegaConfBaseException as error:
                 source = self.sources.get(error.full_key or "", "a file")
                 raise CommandError(f"{source}: {error.full_key}: {str(error).splitlines()[0]}") from None
-        return _like(self.data, resolved)
-
-
-def _like(wanted: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the nested values whose keys are in ``wanted``."""
-    return {
-        name: _like(below, values[name]) if isinstance(below, dict) else values[name] for name, below in wanted.items()
-    }
 
 
 def _list_files(line: Sequence[str], sources: Sources) -> tuple[list[_File], dict[str, str]]:
@@ -423,14 +399,11 @@ def _add_dry_run(merged: Merged, agent: type[AgentConfig]) -> None:
     merged.add(content, "dry_run.yaml")
 
 
-def _default(error: InvalidOption, before: Mapping[str, Any], known: Mapping[str, Key]) -> Any:
-    """Return the value of the invalid key without the changes of the command line, if it differs."""
-    value: Any = before
-    for name in error.key.split("."):
-        value = value.get(name) if isinstance(value, dict) else None
-    if value is None and error.key in known:
-        value = known[error.key].schema.get("default")
-    return None if isinstance(value, dict) or value == error.value else value
+def _suggest_default(error: InvalidOption, known: Mapping[str, Key]) -> None:
+    """Name the key's default as the nearest value, if there is no other."""
+    default = known[error.key].schema.get("default") if error.key in known else None
+    if error.nearest is None and default != error.value and not isinstance(default, dict):
+        error.nearest = default
 
 
 def _run_dir(config: Config, choices: Mapping[str, str]) -> str:

@@ -55,9 +55,6 @@ def test_the_protocol_of_atari_100k() -> None:
         (["env=gym"], ["env.id=null", "CartPole-v1"]),
         (["env=gym", "env.id=CartPol-v1"], ["env.id=CartPol-v1", "<module>:<id>", "nearest: env.id=CartPole-v1"]),
         (["env=gym", "env.id=nowhere:It-v0"], ["id='nowhere:It-v0'"]),
-        (["env=minigrid", "env.id=MiniGrid-Dorkey-8x8-v0"], ["nearest: env.id=MiniGrid-DoorKey-8x8-v0"]),
-        (["env=atari", "env.id=pnog"], ["env.id=pnog", "ale_py", "nearest: env.id=ALE/Pong-v5"]),
-        (["env=dmc", "env.id=walker-wlk"], ["nearest: env.id=walker-walk"]),
         (["env=dmc", "eval.randomize=false"], ["eval.randomize=false", "true", "dmc"]),
         (["env=dmc", "randomization=franka_vision"], ["dmc"]),
         (["env=dmc", "env.cameras=[side]"], ["env.cameras=[side]", "null", "dmc"]),
@@ -140,10 +137,3 @@ def test_a_comparison_tells_them_apart(
     assert "minigrid MiniGrid-Empty-8x8-v0" in error
     main(["compare", str(tmp_path / "run_1")])
     assert "minigrid MiniGrid-Empty-8x8-v0" in capsys.readouterr().out
-
-
-def test_what_renders_an_environment_of_gymnasium_is_looked_for_before_anything_is_loaded(refused, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pygame", None)
-    job = ["exp=ppo", "env=gym", "env.id=CartPole-v1"]
-    assert refused(*job).names("CartPole-v1", "pygame", "'gymnasium[classic-control]'")
-    assert compose(*job, "env.options.frames=none", "agent.observations=[state]").env.id == "CartPole-v1"

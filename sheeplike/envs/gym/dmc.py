@@ -25,7 +25,7 @@ class ControlSuite(gymnasium.Env):
         shadow_map: int | None = None,
         render_mode: str | None = None,
     ) -> None:
-        from dm_control import suite  # it fails without the library that MUJOCO_GL names
+        from dm_control import suite
 
         self._env = suite.load(*id.split("-", 1))
         physics = self._env.physics

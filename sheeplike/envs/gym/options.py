@@ -1,7 +1,7 @@
 """``env=gym`` and the families ``minigrid``, ``atari``, ``dmc`` and ``envpool``: options, ids, what makes them.
 
-Importing this module imports neither torch nor gymnasium, and no environment: ids are read from the files of the
-family's package. If these files have an unknown form, ids are checked only when the environment is made.
+Importing this module imports neither torch nor gymnasium, and no environment. Ids of the families are checked when the
+environment is made, which imports their packages.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field
@@ -28,9 +27,6 @@ if TYPE_CHECKING:
     import gymnasium
     from gymnasium.envs.registration import EnvSpec
 
-SEVERAL_PLAYERS = frozenset({"combat", "joust", "maze_craze", "warlords"})
-"""Atari games without a mode for one player, which ale_py does not register."""
-FROM_A_TABLE = "MiniGrid-WFC-"  # prefix of ids that MiniGrid generates when it is imported; its files do not list them
 OURS = {
     "id": "that is env.id",
     "max_episode_steps": "that is env.options.episode_length",
@@ -38,16 +34,13 @@ OURS = {
     "disable_env_checker": "the environment is checked here",
 }
 """Arguments of ``gymnasium.make`` that users cannot give, and the reason."""
-RENDERED_BY = {"classic_control": "pygame", "toy_text": "pygame", "box2d": "Box2D"}
-"""Gymnasium's own packages of environments, and the module with which each renders."""
 BACKENDS = {"egl": "EGL", "osmesa": "OSMesa"}  # values of `MUJOCO_GL` that need no screen, and their libraries
 
 
 class BaseOptions(Options):
     """Options of every family; those that a family fixes are class variables in its class."""
 
-    vector_env: ClassVar[str]
-    """The class of the vector environment, which gets what ``recipe`` returns."""
+    vector_env: ClassVar[str]  # the class of the vector environment, which gets what `recipe` returns
 
     id: str = Field(description="which environment of the family")
     episode_length: int | None = Field(
@@ -74,8 +67,7 @@ class CommonOptions(BaseOptions):
     )
     max_restarts: int = Field(10, ge=0, description="replacements in a row of a failing world before the run ends")
 
-    pool_frames: ClassVar[bool] = False
-    """Take the brighter pixels of the last two frames of a held action, since screens flicker."""
+    pool_frames: ClassVar[bool] = False  # the brighter pixels of a held action's last two frames: screens flicker
 
 
 class GymOptions(CommonOptions):
@@ -101,11 +93,7 @@ class GymOptions(CommonOptions):
             raise InvalidOption("arguments", self.arguments, f"others than {name}: {OURS[name]}")
         module = self.id.rpartition(":")[0]
         if not module:
-            entry = find(self.id).entry_point
-            family = next((name for name in RENDERED_BY if str(entry).startswith(f"gymnasium.envs.{name}.")), None)
-            if self.frames in ("auto", "render") and family and find_module(RENDERED_BY[family]) is None:
-                extra = family.replace("_", "-")
-                raise Unusable(f"{self.id} needs {RENDERED_BY[family]} to render: pip install 'gymnasium[{extra}]'")
+            find(self.id)
         elif find_module(module.partition(".")[0]) is None:
             raise Unusable(f"id={self.id!r}: there is no module {module}")
 
@@ -117,36 +105,22 @@ class GymOptions(CommonOptions):
 
 
 class FamilyOptions(CommonOptions):
-    """Options of the environments of one package; errors call them ``kind``.
-
-    With ``any_spelling``, ids may be written as ``pong`` or ``walker_walk``.
-    """
+    """Options of the environments of one package; errors call them ``kind``."""
 
     family: ClassVar[str]
     package: ClassVar[str]
     kind: ClassVar[str]
-    any_spelling: ClassVar[bool] = True
-
-    @classmethod
-    def list_ids(cls) -> tuple[str, ...]:
-        """Read the ids from the files of the package; raise ``Unusable`` if it is not installed."""
-        spec = find_module(cls.package)
-        if spec is None or not spec.submodule_search_locations:
-            raise Unusable(f"env={cls.family} needs {cls.package}: {host.install(cls.family)}")
-        return _read_ids(cls.family, Path(spec.submodule_search_locations[0]))
 
     def check(self) -> None:
-        self.resolve()
+        if find_module(self.package) is None:
+            raise Unusable(f"env={self.family} needs {self.package}: {host.install(self.family)}")
 
-    def resolve(self) -> Self:
-        """Return these options with the package's own spelling of the id."""
-        known, key = self.list_ids(), _key(self.id)
-        if not known or self.id in known or self.id.startswith(FROM_A_TABLE):
-            return self
-        by_key = {_key(id): id for id in known}
-        if self.any_spelling and key in by_key:
-            return self.replace(id=by_key[key])
-        raise InvalidOption("id", self.id, self.kind, by_key[nearest(key, by_key)])
+    def spelt(self, known: Sequence[str]) -> Self:
+        """Return these options with the package's own spelling of the id, such as ``ALE/Pong-v5`` of ``pong``."""
+        by_key, key = {_key(id): id for id in known}, _key(self.id)
+        if key not in by_key:
+            raise InvalidOption("env.id", self.id, self.kind, by_key[nearest(key, by_key)])
+        return self if self.id in known else self.replace(id=by_key[key])
 
 
 class MinigridOptions(FamilyOptions):
@@ -155,7 +129,6 @@ class MinigridOptions(FamilyOptions):
     family: ClassVar[str] = "minigrid"
     package: ClassVar[str] = "minigrid"
     kind: ClassVar[str] = "one of MiniGrid's environments"
-    any_spelling: ClassVar[bool] = False
     frames: ClassVar[str] = "observation"
     resize: ClassVar[str] = "pad"
     grayscale: ClassVar[bool] = False
@@ -167,9 +140,11 @@ class MinigridOptions(FamilyOptions):
     )
 
     def recipe(self, image_size: tuple[int, int]) -> tuple[Callable[..., gymnasium.Env], Self]:
-        options = self.resolve()
-        from sheeplike.envs.gym.minigrid import PartialView
+        import gymnasium
 
+        from sheeplike.envs.gym.minigrid import PartialView  # it registers the environments
+
+        options = self.spelt([id for id in gymnasium.registry if id.startswith(("MiniGrid-", "BabyAI-"))])
         view = functools.partial(PartialView, tile=self.tile_size, image_size=image_size)
         return functools.partial(_make, find(options.id), {}, view), options
 
@@ -193,9 +168,11 @@ class AtariOptions(FamilyOptions):
     terminal_on_life_loss: bool = Field(False, description="end an episode when a life is lost")
 
     def recipe(self, image_size: tuple[int, int]) -> tuple[Callable[..., gymnasium.Env], Self]:
-        options = self.resolve()
-        from sheeplike.envs.gym.atari import FRAMES, Protocol
+        import gymnasium
 
+        from sheeplike.envs.gym.atari import FRAMES, Protocol  # it registers the games
+
+        options = self.spelt([id for id in gymnasium.registry if id.startswith("ALE/")])
         arguments = {
             "frameskip": 1,
             "repeat_action_probability": 0.25 if self.sticky_actions else 0.0,
@@ -228,10 +205,13 @@ class DmcOptions(FamilyOptions):
     )
 
     def recipe(self, image_size: tuple[int, int]) -> tuple[Callable[..., gymnasium.Env], Self]:
-        options = self.resolve()
         choose_backend(required=self.frames == "render")
         from sheeplike.envs.gym.dmc import ControlSuite
+        from sheeplike.envs.gym.world import by_name
 
+        with by_name(self.id):  # it fails without the library that MUJOCO_GL names
+            from dm_control import suite
+        options = self.spelt(["-".join(task) for task in suite.ALL_TASKS])
         own = {"camera": self.camera, "shadow_map": self.shadow_map}
         return functools.partial(ControlSuite, options.id, image_size=image_size, **own), options
 
@@ -276,22 +256,6 @@ def find_module(module: str) -> ModuleSpec | None:
         return importlib.util.find_spec(module)
     except (ImportError, ValueError):
         return None
-
-
-@functools.cache
-def _read_ids(family: str, package: Path) -> tuple[str, ...]:
-    if family == "atari":
-        games = sorted(path.stem for path in (package / "roms").glob("*.bin") if path.stem not in SEVERAL_PLAYERS)
-        return tuple(f"ALE/{game.title().replace('_', '')}-v5" for game in games)
-    found: list[str] = []
-    for file in sorted(package.glob("__init__.py" if family == "minigrid" else "suite/*.py")):
-        text = file.read_text(encoding="utf-8")
-        if family == "minigrid":
-            found += re.findall(r"""register\(\s*(?:id=)?["']((?:MiniGrid|BabyAI)-[\w-]+)["']""", text)
-        else:
-            tasks = re.findall(r"^@SUITE\.add\([^)]*\)\s*^def (\w+)\(", text, re.MULTILINE)
-            found += [f"{file.stem}-{task}" for task in tasks]
-    return tuple(dict.fromkeys(found))
 
 
 def _key(id: str) -> str:

@@ -2,13 +2,10 @@
 
 On a new version of MuJoCo, compare each of these with the original that it names.
 :mod:`sheeplike.envs.mjx.randomization.fields` reads one more private name, ``mujoco.mjx.warp.types._BATCH_DIM``.
-
-The last functions silence both libraries: MuJoCo's log file in the working directory, Warp's notice of a missing GPU.
 """
 
 import functools
 import os
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -23,8 +20,8 @@ from mujoco.mjx.warp import ffi, forward
 
 Step = Callable[[mjx.Model, mjx.Data], mjx.Data]
 mjx_forward = mjx.forward  # MJX's own function, also inside `replace_engine`
-_lock, _inside = threading.Lock(), 0
-_handler: Callable[[str], None] | None = None
+# In the whole process, or MuJoCo writes each warning, as of worlds that diverge, to a file in the working directory.
+mujoco.set_mju_user_warning(lambda _: None)
 
 
 @functools.cache
@@ -79,24 +76,6 @@ def hide_side_effects() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Drop MuJoCo's warnings in the whole process; the last thread to leave restores the previous handler."""
-    global _inside, _handler
-    with _lock:
-        if not _inside:
-            _handler = mujoco.get_mju_user_warning()
-            mujoco.set_mju_user_warning(lambda _: None)
-        _inside += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _inside -= 1
-            if not _inside:
-                mujoco.set_mju_user_warning(_handler)
-
-
 def start_warp() -> None:
     """Start Warp, reporting only problems; its complaint about a missing GPU is dropped where torch finds none."""
     wp.config.log_level = max(wp.config.log_level, wp.LOG_WARNING)
@@ -106,17 +85,11 @@ def start_warp() -> None:
 
 @contextmanager
 def _discard_stderr() -> Iterator[None]:
-    """Discard all writes to the descriptor of stderr."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
     try:
-        kept = os.dup(2)
-    except OSError:  # it is closed
-        yield
-        return
-    try:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 2)
-        os.close(nowhere)
         yield
     finally:
         os.dup2(kept, 2)
         os.close(kept)
+        os.close(nowhere)

@@ -13,7 +13,6 @@ import mujoco
 from mujoco import mjx
 
 from sheeplike.envs.contract import Unusable
-from sheeplike.envs.mjx.patches import quiet
 
 
 @contextmanager
@@ -59,7 +58,6 @@ def adapt_scenes() -> Iterator[None]:
 
     - Playground 0.2 compares versions as texts, and so calls a method that MuJoCo 3.3 removed.
     - Sites are not rendered: targets that are sites, as in ``FingerTurnHard``, become geoms that touch nothing.
-    - MuJoCo would write its warnings about these scenes to a file in the working directory.
     """
     spec_class = mujoco.MjSpec
     compile_spec, find_body = spec_class.compile, getattr(spec_class, "find_body", spec_class.body)
@@ -69,7 +67,6 @@ def adapt_scenes() -> Iterator[None]:
         return compile_spec(spec)
 
     with (
-        quiet(),
         mock.patch.object(spec_class, "compile", compile_with_targets),
         mock.patch.object(spec_class, "find_body", find_body, create=True),
     ):

@@ -26,13 +26,7 @@ from sheeplike.bridge import Packed, pack
 from sheeplike.envs.mjx.overrides import NO_OVERRIDES, Overrides, Settings, replace_fields
 from sheeplike.envs.mjx.patches import replace_engine
 from sheeplike.envs.mjx.physics.physics import INPUTS, POSES, Physics, make_physics
-from sheeplike.envs.mjx.randomization.draw import (
-    Randomization,
-    Variation,
-    adjust_frames,
-    append_variation,
-    delay_action,
-)
+from sheeplike.envs.mjx.randomization.draw import Randomization, Variation
 from sheeplike.envs.mjx.randomization.spec import DELAY, Lines
 from sheeplike.envs.mjx.rendering.renderer import ENVS, Renderer
 from sheeplike.envs.mjx.rendering.warp import WarpRenderer
@@ -252,7 +246,7 @@ class Simulator:
         """Take one control step of one world; see the module's docstring for the order."""
         task, reset = self.task, state.ended
         action = jnp.clip(action, task.action_space.low, task.action_space.high)
-        action, waiting = delay_action(action, state.waiting, variation)
+        action, waiting = variation.delay_action(action, state.waiting)
 
         model = self._varied(variation)
         if self._resets:
@@ -295,7 +289,7 @@ class Simulator:
             outcome = task.evaluate(data, memory, action)
             memory = _where(reset, memory, outcome.memory)
             vectors = dict(task.observe(data, memory))
-        vectors = append_variation(vectors, variation)
+        vectors = variation.append_to(vectors)
         finite = jnp.stack([jnp.isfinite(value).all() for value in (outcome.reward, *vectors.values())]).all()
         nonfinite = ~reset & (diverged | ~finite)
         alive = ~reset & ~nonfinite
@@ -318,7 +312,7 @@ class Simulator:
         truncated = ~terminated & (nonfinite | (statistics.length >= longest))
 
         frames, data = self.renderer.render(model, data)
-        frames = adjust_frames(frames, variation.frames)
+        frames = variation.adjust(frames)
         waiting = _where(reset, self._no_actions(), waiting)
         state = state._replace(data=data, memory=memory, statistics=statistics, waiting=waiting)
         state = state._replace(episode=state.episode + reset, ended=terminated | truncated)
@@ -362,7 +356,7 @@ class Simulator:
             settings = dict.fromkeys(self.settings.on_device, np.float32(0))
             memory, next_memory, outcome, vectors = jax.eval_shape(episode, jax.random.key(0), settings)
         variation = jax.eval_shape(self.randomization.sample, jax.random.key(0))
-        vectors = jax.eval_shape(append_variation, vectors, variation)
+        vectors = jax.eval_shape(Variation.append_to, variation, vectors)
         if changed:
             raise TypeError(f"{self.task.name}.reset changed data.{changed[0]}: expected one of {', '.join(INPUTS)}")
         for where, other in (("control", next_memory), ("evaluate", outcome.memory)):

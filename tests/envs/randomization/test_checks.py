@@ -141,7 +141,11 @@ def test_colours_of_materials_that_nobody_sees():
         ({"a": ("geom_friction", "set", {"choice": [3]}), "b": ("geom_friction", "add", {"uniform": [-2, 0]})}, None),
         (
             {"a": ("geom_friction", "add", {"choice": [-2]}), "b": ("geom_friction", "scale", {"uniform": [-1, -0.5]})},
-            None,
+            r"randomization.a.*-1",
+        ),
+        (
+            {"a": ("geom_friction", "set", {"choice": [0, 1]}), "b": ("geom_friction", "scale", {"normal": [1, 0.4]})},
+            r"randomization.b.*-0.2",
         ),
     ],
 )

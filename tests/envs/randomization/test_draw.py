@@ -11,7 +11,7 @@ from mujoco import mjx
 from scipy import stats
 from scipy.spatial.transform import Rotation
 
-from sheeplike.envs.mjx.randomization.draw import NOMINAL, Randomization, adjust_frames
+from sheeplike.envs.mjx.randomization.draw import NOMINAL, Randomization, Variation
 from sheeplike.envs.mjx.tasks.franka_pick import FrankaPick
 from sheeplike.options import InvalidOption
 
@@ -186,7 +186,7 @@ def test_brightness_of_the_frames():
     assert variation.model == {}
     image = jnp.arange(0, 256, dtype=jnp.uint8).repeat(3).reshape(16, 16, 3)
     frames = {"pixels/front": image, "pixels/wrist": image, "depth/front": jnp.ones(3)}
-    changed = jax.jit(adjust_frames)(frames, variation.frames)
+    changed = jax.jit(Variation.adjust)(variation, frames)
     gain = float(variation.drawn["gain"][0, 0])
     expected = np.asarray(image, np.float32) * np.float32(gain) + np.float32([0, 0, 25.5])
     np.testing.assert_array_equal(changed["pixels/front"], np.clip(np.round(expected), 0, 255).astype(np.uint8))

@@ -13,7 +13,6 @@ from mujoco import mjx
 from mujoco.batch import MODEL_FIELDS, Batch, SimulationError
 
 from sheeplike.envs.mjx.host_call import call_for_all
-from sheeplike.envs.mjx.patches import quiet
 from sheeplike.envs.mjx.physics.physics import INPUTS, POSES, Physics
 from sheeplike.envs.mjx.randomization.draw import Randomization
 from sheeplike.envs.mjx.randomization.fields import DERIVED, leaf
@@ -97,8 +96,7 @@ class NativePhysics(Physics):
         batch.warning[:] = 0
         failed = np.zeros(self.num_envs, bool)
         try:
-            with quiet():
-                batch.step(nstep=substeps)
+            batch.step(nstep=substeps)
         except SimulationError as error:  # the other worlds have been stepped
             failed[error.ids] = True
         self._deliver(self._stepped, outputs)
@@ -108,8 +106,7 @@ class NativePhysics(Physics):
 
     def _forward_all(self, stage: int, *arrays: np.ndarray) -> None:
         outputs = self._load(arrays)
-        with quiet():
-            self._batch.forward(stage=stage)
+        self._batch.forward(stage=stage)
         self._deliver(self._poses if stage == mujoco.mjtStage.mjSTAGE_POS else self._derived, outputs)
 
     def _load(self, arrays: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:

@@ -35,6 +35,30 @@ class Variation(NamedTuple):
     drawn: dict[str, jax.Array]
     """Draws, float32 (R, C) by name of line: for R elements, or 1 for all, and C components, or 1 for all."""
 
+    def delay_action(self, action: jax.Array, waiting: dict[str, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """Return the action that takes effect now, and the waiting ones."""
+        if not waiting:
+            return action, waiting
+        line = jnp.concatenate([action[None], waiting[DELAY]])
+        return line[self.delay[DELAY]], {DELAY: line[:-1]}
+
+    def append_to(self, vectors: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        """Add what one world drew to its vectors: as ``variation``, and at the end of ``privileged_state``."""
+        if not self.drawn:
+            return dict(vectors)
+        drawn = jnp.concatenate([numbers.reshape(-1) for _, numbers in sorted(self.drawn.items())])
+        seen = vectors.get("privileged_state", vectors.get("state", jnp.zeros(0)))
+        return {**vectors, "variation": drawn, "privileged_state": jnp.concatenate([seen, drawn])}
+
+    def adjust(self, frames: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        """Change the brightness and colours of one world's frames, uint8 before and after."""
+        adjusted = dict(frames)
+        for camera, (factor, offset) in self.frames.items():
+            if (name := f"pixels/{camera}") in frames:
+                colours = frames[name].astype(jnp.float32) * factor + 255.0 * offset
+                adjusted[name] = jnp.clip(jnp.round(colours), 0, 255).astype(jnp.uint8)
+        return adjusted
+
 
 NOMINAL = Variation({}, {}, {}, {})  # the compiled scene, in every world
 
@@ -84,7 +108,7 @@ class Randomization:
     ) -> None:
         self._scene, self._cameras, self.randomize = scene, tuple(cameras), randomize
         self._fields: dict[str, Field] = {}
-        self.warnings: list[str] = []
+        self.warnings: list[str] = []  # about constants that keep their nominal values
         parsed = parse(lines)
         for line in parsed:
             for path in () if {PIXELS, DELAY} & set(line.field) else line.field:
@@ -95,6 +119,7 @@ class Randomization:
             line, expected = found
             raise line.invalid("numbers", line.distribution[line.kind], expected)
         delays = [bound for bound in self._lines if randomize and DELAY in bound.line.field]
+        # The longest that an action can wait, in policy steps.
         self.max_delay = max((int(np.max(bound.high)) for bound in delays), default=0)
         self._inertia = None if constants.INERTIAL.isdisjoint(self._fields) else constants.Inertia(scene)
 
@@ -177,33 +202,28 @@ class Randomization:
 
         Some lines take values (R, C) instead of drawing.
         """
-        spans: dict[str, tuple[Field, np.ndarray, np.ndarray, np.ndarray]] = {}
-        for index, bound in enumerate(self._lines):
-            value, operation = overrides.get(bound.line.name), bound.line.operation
-            least, most = bound.limits if value is None else (value, value)
+        spans: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # minimum and maximum of each number, none negative
+        for bound in self._lines:
+            line = bound.line
+            least, most = (overrides[line.name],) * 2 if line.name in overrides else bound.limits
             for target in bound.targets:
                 field, at = target.field, target.at
                 if field.path not in NOT_NEGATIVE:
                     continue
-                if field.path not in spans:
-                    nominal = np.float32(field.nominal).reshape(field.shape)
-                    spans[field.path] = field, nominal.copy(), nominal.copy(), np.full(nominal.shape, -1)
-                _, low, high, by = spans[field.path]
+                nominal = np.float32(field.nominal).reshape(field.shape)
+                low, high = spans.setdefault(field.path, (nominal.copy(), nominal.copy()))
                 a, b = low[at], high[at]
-                if operation == "scale":
-                    corners = a * least, a * most, b * least, b * most
-                else:
-                    corners = (a + least, b + most) if operation == "add" else (least, most)
-                corners = np.stack(np.broadcast_arrays(*corners, a)[:-1])
-                low[at], high[at], by[at] = corners.min(0), corners.max(0), index
-        for path, (field, low, _, by) in spans.items():
-            nominal = np.float32(field.nominal).reshape(low.shape)
-            wrong = (by >= 0) & ((low < 0) | ((low <= 0) & (nominal > 0) & (path in POSITIVE)))
-            for row, column in np.argwhere(wrong)[:1]:
-                of = "" if field.elements is None else f" of {field.elements[row]}"
-                sign = "above" if path in POSITIVE else "not below"
-                expected = f"numbers with which {path}{of} stays {sign} 0; it can become {low[row, column]:.4g}"
-                return self._lines[by[row, column]].line, expected
+                low[at], high[at] = {
+                    "set": (least, most),
+                    "add": (a + least, b + most),
+                    "scale": (np.minimum(a * least, b * least), b * most),
+                }[line.operation]
+                wrong = (low < 0) | ((low == 0) & (nominal > 0) & (field.path in POSITIVE))
+                for row, column in np.argwhere(wrong)[:1]:
+                    of = "" if field.elements is None else f" of {field.elements[row]}"
+                    sign = "above" if field.path in POSITIVE else "not below"
+                    reached = f"it can become {low[row, column]:.4g}"
+                    return line, f"numbers with which {field.path}{of} stays {sign} 0; {reached}"
         return None
 
     def _bind(self, line: Line) -> _Bound:
@@ -347,35 +367,6 @@ def _rotated(value: jax.Array, rotation: jax.Array) -> jax.Array:
     return jnp.concatenate(
         [w * scalar - (v * vector).sum(-1, keepdims=True), w * vector + scalar * v + jnp.cross(v, vector)], axis=-1
     )
-
-
-def delay_action(
-    action: jax.Array, waiting: dict[str, jax.Array], variation: Variation
-) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Return the action that takes effect now, and the waiting ones."""
-    if not waiting:
-        return action, waiting
-    line = jnp.concatenate([action[None], waiting[DELAY]])
-    return line[variation.delay[DELAY]], {DELAY: line[:-1]}
-
-
-def append_variation(vectors: dict[str, jax.Array], variation: Variation) -> dict[str, jax.Array]:
-    """Add what one world drew to its vectors: as ``variation``, and at the end of ``privileged_state``."""
-    if not variation.drawn:
-        return dict(vectors)
-    drawn = jnp.concatenate([numbers.reshape(-1) for _, numbers in sorted(variation.drawn.items())])
-    seen = vectors.get("privileged_state", vectors.get("state", jnp.zeros(0)))
-    return vectors | {"variation": drawn, "privileged_state": jnp.concatenate([seen, drawn])}
-
-
-def adjust_frames(frames: dict[str, jax.Array], changes: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-    """Change the brightness and colours of one world's frames, uint8 before and after."""
-    adjusted = dict(frames)
-    for camera, (factor, offset) in changes.items():
-        if (name := f"pixels/{camera}") in frames:
-            colours = frames[name].astype(jnp.float32) * factor + 255.0 * offset
-            adjusted[name] = jnp.clip(jnp.round(colours), 0, 255).astype(jnp.uint8)
-    return adjusted
 
 
 # --- checks of lines against the fields of a scene, before anything is compiled or drawn ------------------------------
