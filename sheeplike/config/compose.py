@@ -95,7 +95,8 @@ def load(arguments: Sequence[str], sources: Sources) -> Composed:
     for change in changes:
         merged.set(change.key_or_group, change.value(), COMMAND_LINE)
     try:
-        config = validate(merged.resolved() | {"exp": choices["exp"], "profile": choices["profile"]})
+        defaults = {key.path: key.schema.get("default") for key in known.values() if "." not in key.path}
+        config = validate(merged.resolved(defaults) | {"exp": choices["exp"], "profile": choices["profile"]})
     except InvalidOption as error:
         _suggest_default(error, known)
         raise _with_source(error, merged.sources.get(error.key, ""), sources) from None
@@ -270,11 +271,13 @@ class Merged:
             else:
                 self.sources[path] = source
 
-    def resolved(self) -> dict[str, Any]:
-        """Return the values with interpolations resolved; they name keys that have a value here."""
+    def resolved(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values with interpolations resolved; ``${seed}`` may name a key that has only its default."""
         with _one_line():
             try:
-                return OmegaConf.to_container(OmegaConf.create(self.data), resolve=True, throw_on_missing=True)
+                whole = OmegaConf.create({**defaults, **self.data})
+                resolved = OmegaConf.to_container(whole, resolve=True, throw_on_missing=True)
+                return {name: resolved[name] for name in self.data}
             except OmegaConfBaseException as error:
                 source = self.sources.get(error.full_key or "", "a file")
                 raise CommandError(f"{source}: {error.full_key}: {str(error).splitlines()[0]}") from None

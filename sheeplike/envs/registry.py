@@ -6,7 +6,6 @@ Functions that take the name of an environment raise :class:`InvalidOption` for 
 from __future__ import annotations
 
 import inspect
-import os
 import pkgutil
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import create_model
 
 from sheeplike.entry_points import Registry
-from sheeplike.envs.contract import ImageSize, Unusable, check_vector_env, resolve_image_size
+from sheeplike.envs.contract import ImageSize, check_vector_env, resolve_image_size
 from sheeplike.envs.gym.options import FAMILIES, BaseOptions
 from sheeplike.envs.mjx.options import PLAYGROUND_IDS, TASKS, PlaygroundOptions, SimulationOptions, TaskOptions
 from sheeplike.options import InvalidOption, Options, build, format_value, nearest
@@ -76,7 +75,7 @@ def check(
     """Check all that can be checked without torch and JAX; return the options, ``id`` included.
 
     Raises:
-        Unusable: a package that the environment needs is missing.
+        Unusable: a package that the environment needs is missing, or MuJoCo cannot be imported.
         InvalidOption: its ``key`` names the argument or the option that is not valid. For an unknown option ``key`` is
             ``options``, and ``value`` the unknown name.
     """
@@ -160,14 +159,8 @@ def make(
         except ValueError as error:
             raise ValueError(f"environment {name!r} of {', '.join(origins(name))} {error}") from None
         return env
-    try:
-        from sheeplike.envs.mjx.task import repeat_actions
-        from sheeplike.envs.mjx.vector_env import MjxVectorEnv
-    except Exception as error:
-        if backend := os.environ.get("MUJOCO_GL"):  # one that MuJoCo cannot load keeps it from being imported
-            expected = "expected egl, osmesa or, with a screen, glfw"
-            raise Unusable(f"MUJOCO_GL={backend}: MuJoCo cannot be imported ({error}); {expected}") from error
-        raise
+    from sheeplike.envs.mjx.task import repeat_actions
+    from sheeplike.envs.mjx.vector_env import MjxVectorEnv
 
     task = pkgutil.resolve_name(checked.task)(checked) if isinstance(checked, TaskOptions) else builder(**options)
     return MjxVectorEnv(repeat_actions(task, action_repeat), **common, **varied, stagger=stagger, first_env=first_env)

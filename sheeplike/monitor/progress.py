@@ -58,15 +58,27 @@ class Progress:
         self._interval = interval if interval is not None else (0.5 if is_terminal(file) else 10.0)
         self._begun = clock()
         self._seen = initial_steps  # policy steps at the last call of update
-        self._stage, self._since = "", (self._begun, initial_steps)  # with time and policy steps at its beginning
+        self._stage, self._since = "", (self._begun, initial_steps)  # with time and policy steps since when it counts
+        self._gradient_steps: int | None = None  # None: not known yet in this stage
+        self._speed = 0.0  # 0: not measured yet
         self._written: float | None = None  # time of the last line
         self._metrics: dict[str, float] = {}
         self._episodes: deque[tuple[float, dict[str, float]]] = deque()  # number of episodes, and their means
 
-    def update(self, step: int) -> None:
-        """Show ``step`` policy steps and the newest metrics, unless a line was written less than an interval ago."""
+    def update(self, step: int, gradient_steps: int | None = None) -> None:
+        """Show ``step`` policy steps and the newest metrics, unless a line was written less than an interval ago.
+
+        An agent may act for long and then learn for long, so the speed is a mean over whole cycles: from one change of
+        ``gradient_steps`` to another.
+        """
         now, ends = self._clock(), self._seen < self.total_steps <= step
         self._seen = step
+        if gradient_steps is None or self._stage or self._gradient_steps not in (None, gradient_steps):
+            seconds = now - self._since[0]
+            self._speed = (step - self._since[1]) / seconds if seconds >= MEASURED else 0.0
+        elif self._gradient_steps is None:
+            self._since = now, step
+        self._gradient_steps = gradient_steps
         if self._written is not None and now - self._written < self._interval and not ends:
             return
         self._written = now
@@ -95,6 +107,7 @@ class Progress:
     def stage(self, name: str) -> None:
         """Show a stage and its duration instead of the ETA, and restart the speed; ``""`` ends the stage: learning."""
         self._stage, self._since = name, (self._clock(), self._seen)
+        self._gradient_steps, self._speed = None, 0.0
         self._metrics = {key: value for key, value in self._metrics.items() if not key.startswith("time/")}
 
     def skip(self, seconds: float) -> None:
@@ -115,17 +128,15 @@ class Progress:
         """Return the parts of the line, the most important one first: a narrow terminal shows as many as fit."""
         # The last iteration exceeds a total that is no multiple of the worlds.
         fraction = min(step / self.total_steps, 1.0) if self.total_steps else 1.0
-        seconds, steps = self._clock() - self._since[0], step - self._since[1]
-        parts = [f"{self._stage} {format_seconds(seconds)}"] if self._stage else []
+        parts = [f"{self._stage} {format_seconds(self._clock() - self._since[0])}"] if self._stage else []
         parts.append(f"{step:,}/{self.total_steps:,} {self._unit} ({fraction:.0%})")
-        speed = steps / seconds if seconds >= MEASURED else 0.0
         if step >= self.total_steps:
             parts.append(f"done in {format_seconds(self._clock() - self._begun)}")
-        elif speed and not self._stage:
-            parts.append(f"ETA {format_seconds((self.total_steps - step) / speed)}")
+        elif self._speed and not self._stage:
+            parts.append(f"ETA {format_seconds((self.total_steps - step) / self._speed)}")
         # A speed of 0 means that it was not measured yet.
         shown = {name: value for name, value in self._metrics.items() if value or not name.startswith("time/")}
-        if speed and self._unit != "gradient steps":  # these have a metric
+        if (speed := self._speed) and self._unit != "gradient steps":  # these have a metric
             shown["speed"] = f"{speed:,.0f} {self._unit}/s" if speed >= 10 else f"{speed:.2g} {self._unit}/s"
         return parts + [form.format(shown[name]) for name, form in _SHOWN.items() if name in shown]
 

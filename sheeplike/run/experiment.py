@@ -414,7 +414,7 @@ class Experiment:
     def _iterated(self, state: LoopState) -> None:
         if state.policy_steps >= self.config.last_step:
             self.recorder.flush()  # the last progress line shows the newest row
-        self.progress.update(state.policy_steps)
+        self.progress.update(state.policy_steps, state.gradient_steps)
         self.watchdog.beat()
 
     def _patiently(self, hook: Callable[[LoopState], None]) -> Callable[[LoopState], None]:

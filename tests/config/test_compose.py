@@ -47,6 +47,11 @@ def place(config) -> str:
     return "/".join([config.env.name, *([config.env.id.replace("/", "_")] if config.env.id else [])])
 
 
+@pytest.mark.parametrize(("seed", "found"), [([], "logs/x_0"), (["seed=3"], "logs/x_3")])
+def test_a_value_names_another_key(seed, found):
+    assert load([*JOB, *seed, "run_dir='logs/x_${seed}'"], BUILT_IN).run_dir == found
+
+
 @pytest.mark.parametrize("env", BUILT_IN.choices("env"))
 @pytest.mark.parametrize("profile", ["cpu", "gpu"])
 def test_dreamer_v3_composes(env, profile):

@@ -263,6 +263,18 @@ def test_a_rank_that_is_no_number(refused, monkeypatch, name, value):
     assert "env=" in refused("exp=ppo")
 
 
+def test_a_backend_that_mujoco_does_not_know(refused, sheeplike, monkeypatch):
+    monkeypatch.setenv("MUJOCO_GL", "nope")
+    assert refused(*JOB).names("MUJOCO_GL=nope", "egl, osmesa")
+    assert refused("exp=ppo", JOB[1], "env.renderer=none", "agent.observations=[state]").names("MUJOCO_GL=nope")
+    assert sheeplike("exp=ppo", "env=gym", "env.id=CartPole-v1").runs, "which is not simulated here"
+    monkeypatch.setenv("MUJOCO_GL", " OFF ")
+    assert sheeplike(*JOB).runs
+    monkeypatch.setenv("MUJOCO_GL", "osmesa")
+    monkeypatch.setattr("sheeplike.envs.mjx.options.find_library", lambda library: None)
+    assert refused(*JOB).names("MUJOCO_GL=osmesa")
+
+
 def test_a_sequence_longer_than_the_ring(refused):
     line = refused(*JOB, "agent.replay_size=1600", "env.num_envs=16", "agent.batch_length=99")
     assert line.names("agent.batch_length=99", "98")

@@ -117,13 +117,3 @@ def test_checking_loads_nothing_heavy():
     code += "print([m for m in sys.modules if m in ('jax', 'torch', 'mujoco', 'gymnasium', 'numpy')])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
-
-
-def test_a_backend_with_which_mujoco_cannot_be_imported(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sheeplike.envs.mjx.task", None)
-    monkeypatch.setenv("MUJOCO_GL", "nope")
-    with pytest.raises(sheeplike.envs.Unusable, match=r"MUJOCO_GL=nope.*egl, osmesa"):
-        sheeplike.envs.make("cartpole_balance", num_envs=1)
-    monkeypatch.delenv("MUJOCO_GL")
-    with pytest.raises(ImportError):
-        sheeplike.envs.make("cartpole_balance", num_envs=1)

@@ -224,6 +224,27 @@ def test_a_pause_does_not_count_and_a_short_time_is_no_estimate() -> None:
     assert lines == ["", "16 min 20 s", "16 min 10 s", "16 min 00 s"]
 
 
+def test_the_estimate_of_an_agent_that_learns_in_bursts_is_of_whole_cycles() -> None:
+    """A rollout of 64 steps takes 1 s, and the updates after it 9 s."""
+    out, clock = io.StringIO(), Clock()
+    progress = Progress(1000, interval=0, file=out, clock=clock)
+    progress.stage("collecting")
+    for second in range(1, 5):
+        clock.now = second / 4
+        progress.update(16 * second, 0)
+    progress.stage("")
+    lines = []
+    for cycle in range(3):
+        clock.now = 10.0 * (cycle + 1)
+        progress.update(64 * (cycle + 1), 8 * (cycle + 1))
+        for quarter in (1, 2, 3):
+            clock.now += 0.25
+            progress.update(64 * (cycle + 1) + 16 * quarter, 8 * (cycle + 1))
+        lines.append(out.getvalue().splitlines()[-1])
+    assert "ETA" not in lines[0]
+    assert [line.partition("ETA ")[2].partition(" |")[0] for line in lines[1:]] == ["2 min 09 s", "1 min 59 s"]
+
+
 def test_return_and_success_are_those_of_the_last_twenty_episodes() -> None:
     out = io.StringIO()
     progress = Progress(100, interval=0, file=out)

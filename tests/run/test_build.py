@@ -217,7 +217,7 @@ def test_a_run_that_goes_on_with_other_threads_is_told(
 ) -> None:
     config = load(JOB, Sources()).config
     meta = {"versions": checkpoint.versions(), "device": numerics_device(config)}
-    meta |= {"config": to_data(config), "step": 0, "compile": None}
+    meta |= {"config": to_data(config), "step": 0}
 
     def warned(**other: Any) -> str:
         monkeypatch.setattr(snapshot, "_read_newest", lambda *_: (meta | other, {"memory": {}}))

@@ -48,7 +48,7 @@ class BaseOptions(Options):
     )
 
     def check(self) -> None:
-        """Check the id without importing the environment, torch or JAX; raise ``Unusable`` or ``InvalidOption``."""
+        """Check what needs neither the environment nor torch nor JAX; raise ``Unusable`` or ``InvalidOption``."""
         raise NotImplementedError
 
     def recipe(self, image_size: tuple[int, int]) -> tuple[Callable[..., Any], Self]:
@@ -105,11 +105,15 @@ class GymOptions(CommonOptions):
 
 
 class FamilyOptions(CommonOptions):
-    """Options of the environments of one package; errors call them ``kind``."""
+    """Options of the environments of one package; errors call them ``kind``.
+
+    With ``any_spelling``, ids may be written as ``pong`` or ``walker_walk``.
+    """
 
     family: ClassVar[str]
     package: ClassVar[str]
     kind: ClassVar[str]
+    any_spelling: ClassVar[bool] = True
 
     def check(self) -> None:
         if find_module(self.package) is None:
@@ -118,9 +122,11 @@ class FamilyOptions(CommonOptions):
     def spelt(self, known: Sequence[str]) -> Self:
         """Return these options with the package's own spelling of the id, such as ``ALE/Pong-v5`` of ``pong``."""
         by_key, key = {_key(id): id for id in known}, _key(self.id)
-        if key not in by_key:
-            raise InvalidOption("env.id", self.id, self.kind, by_key[nearest(key, by_key)])
-        return self if self.id in known else self.replace(id=by_key[key])
+        if self.id in known:
+            return self
+        if self.any_spelling and key in by_key:
+            return self.replace(id=by_key[key])
+        raise InvalidOption("env.id", self.id, self.kind, by_key[nearest(key, by_key)])
 
 
 class MinigridOptions(FamilyOptions):
@@ -129,6 +135,7 @@ class MinigridOptions(FamilyOptions):
     family: ClassVar[str] = "minigrid"
     package: ClassVar[str] = "minigrid"
     kind: ClassVar[str] = "one of MiniGrid's environments"
+    any_spelling: ClassVar[bool] = False
     frames: ClassVar[str] = "observation"
     resize: ClassVar[str] = "pad"
     grayscale: ClassVar[bool] = False

@@ -24,7 +24,7 @@ from sheeplike.options import InvalidOption
 from sheeplike.terminal import one_line, text_of, warn
 
 MakeEnv = Callable[..., gymnasium.Env]
-IGNORED = ("SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
+IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that ask a run to stop: they reach all processes of a job, of which only the main one acts."""
 PATIENCE = 5.0  # seconds that an environment has to close after the run has ended
 RENDERING = ("MUJOCO_", "PYOPENGL_", "SDL_")
@@ -55,9 +55,8 @@ class MakeWorld:
             return world
         # Another process opens the environment at its first reset: an exception here would be lost with the process.
         os.environ.update(self.environment)
-        for name in IGNORED:
-            if hasattr(signal, name):
-                signal.signal(getattr(signal, name), signal.SIG_IGN)
+        for signum in IGNORED:
+            signal.signal(signum, signal.SIG_IGN)
         threading.Thread(target=_end_with_run, daemon=True).start()
         return world
 

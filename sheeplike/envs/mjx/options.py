@@ -1,6 +1,9 @@
 """Options of simulated tasks, each written once. Importing this module imports neither JAX nor MuJoCo."""
 
 import importlib.util
+import os
+import sys
+from ctypes.util import find_library
 from importlib.resources import files
 from typing import Any, ClassVar
 
@@ -18,6 +21,11 @@ PLAYGROUND_IDS = (
     *("PointMass", "ReacherEasy", "ReacherHard", "SwimmerSwimmer6", "WalkerRun", "WalkerStand", "WalkerWalk"),
 )
 """Playground's tasks of the DeepMind Control suite, whose scenes are part of it; all others need meshes."""
+
+
+# Values of MUJOCO_GL with which mujoco can be imported: 3.17.0, rendering/classic/gl_context.py.
+_OPENGL = {"", "glfw", "enable", "enabled", "on", "true", "1", "disable", "disabled", "off", "false", "0"}
+_OPENGL.update({"linux": ("glx", "egl", "osmesa"), "win32": ("wgl",), "darwin": ("cgl",)}.get(sys.platform, ()))
 
 
 class SimulationOptions(Options):
@@ -45,7 +53,15 @@ class SimulationOptions(Options):
     textures: bool | None = Field(None, description="render the textures of materials; null: the task's choice")
 
     def check(self) -> None:
-        """Check the names of the engines, and that no image option is set if nothing is rendered."""
+        """Check the names of the engines, and that no image option is set if nothing is rendered.
+
+        ``Unusable`` for a value of ``MUJOCO_GL`` that keeps MuJoCo from being imported.
+        """
+        chosen = os.environ.get("MUJOCO_GL", "").lower().strip()
+        if chosen not in _OPENGL or (chosen == "osmesa" and not find_library("OSMesa")):
+            raise Unusable(
+                f"MUJOCO_GL={chosen}: MuJoCo cannot be imported; expected egl, osmesa or, with a screen, glfw"
+            )
         PHYSICS.check(self.physics)
         RENDERERS.check(self.renderer)
         once = tuple(dict.fromkeys(self.cameras or ()))

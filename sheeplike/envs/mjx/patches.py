@@ -20,8 +20,6 @@ from mujoco.mjx.warp import ffi, forward
 
 Step = Callable[[mjx.Model, mjx.Data], mjx.Data]
 mjx_forward = mjx.forward  # MJX's own function, also inside `replace_engine`
-# In the whole process, or MuJoCo writes each warning, as of worlds that diverge, to a file in the working directory.
-mujoco.set_mju_user_warning(lambda _: None)
 
 
 @functools.cache
@@ -74,6 +72,14 @@ def hide_side_effects() -> Iterator[None]:
 
     with mock.patch.object(ffi, "jax_callable_variadic_tuple", undeclared):
         yield
+
+
+def drop_warnings() -> None:
+    """Drop MuJoCo's warnings, such as that of a world that diverges, in the whole process.
+
+    Otherwise MuJoCo writes them to a file in the working directory.
+    """
+    mujoco.set_mju_user_warning(lambda _: None)
 
 
 def start_warp() -> None:

@@ -13,6 +13,7 @@ import mujoco
 from mujoco import mjx
 
 from sheeplike.envs.contract import Unusable
+from sheeplike.envs.mjx.patches import drop_warnings
 
 
 @contextmanager
@@ -59,6 +60,7 @@ def adapt_scenes() -> Iterator[None]:
     - Playground 0.2 compares versions as texts, and so calls a method that MuJoCo 3.3 removed.
     - Sites are not rendered: targets that are sites, as in ``FingerTurnHard``, become geoms that touch nothing.
     """
+    drop_warnings()
     spec_class = mujoco.MjSpec
     compile_spec, find_body = spec_class.compile, getattr(spec_class, "find_body", spec_class.body)
 

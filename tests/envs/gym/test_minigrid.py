@@ -107,6 +107,8 @@ def test_actions_have_minigrids_names() -> None:
 def test_an_unknown_id_gets_the_nearest() -> None:
     for id, nearest in (
         ("MiniGrid-Dorkey-8x8-v0", "MiniGrid-DoorKey-8x8-v0"),
+        ("MiniGrid-DoorKey-8x8", "MiniGrid-DoorKey-8x8-v0"),
+        ("MiniGrid-Empty-5x5-v7", "MiniGrid-Empty-5x5-v0"),
         ("MiniGrid-WFC-Maze-v0", "MiniGrid-WFC"),
     ):
         with pytest.raises(InvalidOption, match=f"env.id={id}.*nearest: env.id={nearest}"):

@@ -13,6 +13,7 @@ from mujoco import mjx
 from mujoco.batch import MODEL_FIELDS, Batch, SimulationError
 
 from sheeplike.envs.mjx.host_call import call_for_all
+from sheeplike.envs.mjx.patches import drop_warnings
 from sheeplike.envs.mjx.physics.physics import INPUTS, POSES, Physics
 from sheeplike.envs.mjx.randomization.draw import Randomization
 from sheeplike.envs.mjx.randomization.fields import DERIVED, leaf
@@ -39,6 +40,7 @@ class NativePhysics(Physics):
         if device.platform != "cpu":
             raise ValueError("physics='native' steps worlds that live on a CPU: expected 'warp' on a GPU")
         super().__init__(task, num_envs=num_envs, device=device)
+        drop_warnings()
         self._scene, self._threads = task.model, threads or cpu_cores()
         self._inputs = self._not_empty(INPUTS)
         own = ("_impl", "history", "userdata", "plugin_state")

@@ -108,7 +108,7 @@ class Randomization:
     ) -> None:
         self._scene, self._cameras, self.randomize = scene, tuple(cameras), randomize
         self._fields: dict[str, Field] = {}
-        self.warnings: list[str] = []  # about constants that keep their nominal values
+        self.warnings: list[str] = []
         parsed = parse(lines)
         for line in parsed:
             for path in () if {PIXELS, DELAY} & set(line.field) else line.field:
@@ -119,7 +119,6 @@ class Randomization:
             line, expected = found
             raise line.invalid("numbers", line.distribution[line.kind], expected)
         delays = [bound for bound in self._lines if randomize and DELAY in bound.line.field]
-        # The longest that an action can wait, in policy steps.
         self.max_delay = max((int(np.max(bound.high)) for bound in delays), default=0)
         self._inertia = None if constants.INERTIAL.isdisjoint(self._fields) else constants.Inertia(scene)
 
@@ -202,7 +201,7 @@ class Randomization:
 
         Some lines take values (R, C) instead of drawing.
         """
-        spans: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # minimum and maximum of each number, none negative
+        spans: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # minimum and maximum of each number
         for bound in self._lines:
             line = bound.line
             least, most = (overrides[line.name],) * 2 if line.name in overrides else bound.limits
@@ -218,7 +217,8 @@ class Randomization:
                     "add": (a + least, b + most),
                     "scale": (np.minimum(a * least, b * least), b * most),
                 }[line.operation]
-                wrong = (low < 0) | ((low == 0) & (nominal > 0) & (field.path in POSITIVE))
+                changed = (low != nominal) | (high != nominal)
+                wrong = changed & ((low < 0) | ((low == 0) & (nominal > 0) & (field.path in POSITIVE)))
                 for row, column in np.argwhere(wrong)[:1]:
                     of = "" if field.elements is None else f" of {field.elements[row]}"
                     sign = "above" if field.path in POSITIVE else "not below"
