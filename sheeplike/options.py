@@ -324,6 +324,11 @@ def _closest(value: Any, form: Schema) -> Any:
     kind = form.get("type")
     if _choices(form):
         return nearest(value, _choices(form), cutoff=0.3)
+    if kind == "array":
+        given = value if isinstance(value, list | tuple) else [value]
+        items = form.get("prefixItems") or ([form["items"]] * len(given) if _choices(form["items"]) else [])
+        found = [closest(entry, item) for entry, item in zip(given, items, strict=False)]
+        return None if not given or len(given) != len(items) or None in found else found
     if kind == "boolean":
         word = str(value).lower()
         return _SPOKEN.get(word, _SPOKEN.get(nearest(word, ("true", "false"), cutoff=0.6)))

@@ -75,7 +75,7 @@ def test_unknown_key(refused, key, match):
         ("env.image_size=50", "env.image_size=48"),
         ("env.image_size=300", "env.image_size=256"),
         ("env.image_size=60.5", "env.image_size=64"),
-        ("env.image_size=[50,1000]", "env.image_size=48"),
+        ("env.image_size=[50,1000]", "env.image_size=[48,256]"),
         ("env.image_size=[64,64,3]", "env.image_size=48"),
         ("env.image_size={front:50}", "env.image_size=48"),
         ("env.segmentation=seg", "env.segmentation=false"),
