@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import errno
+import gc
 import importlib
 import os
 import sys
@@ -47,6 +48,7 @@ def program() -> None:
         raise
     finally:
         signals.ignore()  # everything is saved: a late signal must not change the status
+        gc.freeze()  # Python would look for garbage in all of torch and JAX, for seconds
         # Python would wait forever for a thread that an environment leaves running.
         timer = threading.Timer(PATIENCE, os._exit, [status])
         timer.daemon = True
