@@ -115,6 +115,8 @@ class Experiment:
                 self.storage = stack.enter_context(closing(Storage(planned, self.ranks)))
                 saved = self.storage.resume(self._asked) if planned.resume else None
                 if saved and saved.is_finished(config) and not in_program:
+                    if self.storage.mirror:  # a kill may have stopped the last copy
+                        self.storage.mirror.catch_up()
                     raise Finished(
                         f"resume={self.run_dir}: its {saved.step:,} {config.unit} have reached "
                         f"{config.last_step}; expected a larger {'data.updates' if config.offline else 'total_steps'}="

@@ -163,6 +163,11 @@ class Mirror:
         self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
         self._thread.start()
 
+    def catch_up(self) -> None:
+        """Copy what a finished run has and the place lacks, and wait for it."""
+        self._due.put(True)
+        self.wait(FINISHING)
+
     def wait(self, limit: float) -> None:
         """Wait until the newest checkpoint is there, at most ``limit`` seconds; warn if it is not. Nothing follows."""
         thread, self._thread = self._thread, None

@@ -270,6 +270,12 @@ def test_the_end_does_not_complain_of_an_older_checkpoint(
     go.set()
 
 
+def test_a_finished_run_whose_last_copy_was_stopped_is_copied(late: Copied) -> None:
+    late.mirror.catch_up()
+    assert late.mirror._steps() == checkpoint_steps(late.run_dir)
+    assert_same_checkpoint(late.run_dir, download(late), checkpoint_steps(late.run_dir)[-1])
+
+
 def test_each_file_is_copied_once(begin: Callable[..., Copied], faulty: type[Faulty]) -> None:
     run = begin(url="faulty://bucket/x", keep_last=9)
     for step in (10, 20, 30, 40):
