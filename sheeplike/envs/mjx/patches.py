@@ -6,6 +6,7 @@ On a new version of MuJoCo, compare each of these with the original that it name
 
 import functools
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -85,7 +86,7 @@ def drop_warnings() -> None:
 def start_warp() -> None:
     """Start Warp, reporting only problems; its complaint about a missing GPU is dropped where torch finds none."""
     wp.config.log_level = max(wp.config.log_level, wp.LOG_WARNING)
-    with nullcontext() if torch.cuda.is_available() else _discard_stderr():
+    with nullcontext() if torch.cuda.is_available() or sys.stderr is None else _discard_stderr():
         wp.init()
 
 
