@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from sheeplike.nn.patches import end_capture, keep_headers, without_line_tables
+from sheeplike.nn.patches import end_capture, keep_headers, optimize_less, without_line_tables
 from sheeplike.terminal import text_of, warn
 
 EAGER_CALLS = 3  # calls of a step before it is captured
@@ -85,6 +85,7 @@ class Compilation:
         if self.fused and device.type == "cpu":
             keep_freed_memory()
             keep_headers()
+            optimize_less()
 
     @property
     def mode(self) -> str:
@@ -139,7 +140,8 @@ class Compilation:
         options: dict[str, Any] = {"fallback_random": True}
         if self.device.type == "cpu":
             # One C++ file per function instead of one per kernel compiles faster, and calls between kernels cost less.
-            options |= {"cpp_wrapper": True, **without_line_tables()}
+            # The compiler is not asked first for each set of instructions that the processor has.
+            options |= {"cpp_wrapper": True, "cpp.vec_isa_ok": True, **without_line_tables()}
         compiled, works = torch.compile(function, fullgraph=True, dynamic=False, options=options), False
 
         @functools.wraps(function)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn import functional as F
 
 from sheeplike.agents.dreamer_v3.config import DreamerV3Config
 from sheeplike.agents.dreamer_v3.rssm import RSSM, Latent, cast_weights
@@ -119,14 +120,15 @@ def lambda_return(
     assert last.shape == terminal.shape == reward.shape == bootstrap.shape
     live = (1 - terminal.float())[:, 1:] * discount
     keep = (1 - last.float())[:, 1:] * return_lambda
-    known = reward[:, 1:] + (1 - keep) * live * bootstrap[:, 1:]
-    follow = live * keep
-    ret = bootstrap[:, -1]
-    returns = []
-    for t in reversed(range(known.shape[1])):
-        ret = known[:, t] + follow[:, t] * ret
-        returns.append(ret)
-    return torch.stack(returns[::-1], 1)
+    # ret[t] = known[t] + follow[t] * ret[t + 1], solved for all t: each pass doubles the steps that ret[t] sums up. A
+    # loop over steps compiles and runs longer.
+    ret = torch.cat([reward[:, 1:] + (1 - keep) * live * bootstrap[:, 1:], bootstrap[:, -1:]], 1)
+    follow, summed = F.pad(live * keep, (0, 1)), 1
+    while summed < ret.shape[1]:
+        ret = ret + follow * F.pad(ret[:, summed:], (0, summed))
+        follow = follow * F.pad(follow[:, summed:], (0, summed))
+        summed *= 2
+    return ret[:, :-1]
 
 
 def imagination_loss(

@@ -135,12 +135,13 @@ class DreamerV3(Agent):
         """Compile and capture; no other code depends on it."""
         self.compiled = self.networks.compiled = Compilation(mode, self.device)
         world, critic = self.world_model, self.actor_critic
-        self.compiled.methods(world.rssm, "observe_step", "observe_all")
+        self.compiled.methods(world.rssm, "observe_step")
         self.compiled.methods(critic, "imagine_step")
-        self.compiled.methods(self.networks, "_act")
         self.compiled.methods(self, "behaviour_losses")
         # On a CPU this saves little and compiles long (howto/make_it_fast.md).
         if self.device.type != "cpu":
+            self.compiled.methods(self.networks, "_act")
+            self.compiled.methods(world.rssm, "observe_all")
             self.compiled.methods(world.encoder, "forward")
             self.compiled.methods(world, "losses")
             if isinstance(self.optimizer, LaProp):

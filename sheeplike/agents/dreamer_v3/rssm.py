@@ -11,6 +11,7 @@ Shape letters: ``B`` batch, ``T`` time, ``D`` deter, ``S K`` stoch groups x clas
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -190,12 +191,19 @@ class RSSM(nn.Module):
         actions = self.embed_action(torch.where(is_first.unsqueeze(-1), 0.0, action))
         embeds = self.embed_obs(embed)
         starts, ends, after, logits = [], [], [], []
-        learning = torch.is_grad_enabled() and defers(action.device)
-        weights, taps = self._defer(starts, ends, actions, embeds, is_first) if learning else ({}, ())
+        learning = torch.is_grad_enabled()
+        weights, taps = {}, ()
+        if learning:
+            # As the latents of later steps: otherwise the first step would be compiled apart.
+            latent = latent.map(lambda x: x if x.requires_grad else x.detach().requires_grad_())
+        if learning and defers(action.device):
+            weights, taps = self._defer(starts, ends, actions, embeds, is_first)
+        # Only learning takes enough steps to be worth the time of compiling them.
+        observe_step = partial(self.observe_step, weights) if learning else self
         # unbind, since the gradient of an index fills and adds the whole sequence at each step.
         for step in zip(actions.unbind(1), embeds.unbind(1), is_first.unbind(1), *taps, strict=True):
             starts.append(latent.detach())
-            latent, logit = self.observe_step(weights, latent, *step)
+            latent, logit = observe_step(latent, *step)
             after.append(latent)
             ends.append(latent.detach())
             logits.append(logit)
