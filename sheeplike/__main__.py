@@ -108,7 +108,6 @@ def dispatch(arguments: list[str]) -> int:
         line = as_loop(name, [word for word in arguments if word != sweep])
         raise CommandError(f"{sweep}: expected one run for each command, or seeds=3; nearest: {line}")
     request = parse(arguments)
-    check_ranks()
     return importlib.import_module(f"sheeplike.commands.{request.module(name)}").main(request) or 0
 
 
@@ -143,13 +142,6 @@ def parse(arguments: Iterable[str]) -> Request:
         else:
             raise UnknownName("flag", flag, FLAGS)
     return Request(others, config_dirs, wants_help)
-
-
-def check_ranks() -> None:
-    """Raise for a variable of a launcher that is no number: Lightning reads them all."""
-    for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID", "SLURM_LOCALID", "JSM_NAMESPACE_RANK"):
-        if not (value := os.environ.get(name, "0")).isdecimal():
-            raise CommandError(f"{name}={value}: expected the number of this process, or the variable not set")
 
 
 def _expected_key(typed: str, group: str, rest: Iterable[str]) -> CommandError:

@@ -238,7 +238,7 @@ def make_agent(config: Config, envs: VectorEnv, fabric: Fabric, ranks: Ranks = A
 
 
 def warm_up(config: Config, train_envs: VectorEnv, agent: Agent) -> float:
-    """Take the first steps and compile the policy, or raise CommandError; returns the seconds of one such step."""
+    """Take the first steps, of the policy too, or raise CommandError; returns the seconds of one environment step."""
     simulated = envs.simulated(config.env.name)
     known = agent.networks.observations | agent.networks.only_for_learning
     if simulated and config.env.renderer != "none" and not any(len(space.shape) == 3 for space in known.values()):
@@ -247,8 +247,7 @@ def warm_up(config: Config, train_envs: VectorEnv, agent: Agent) -> float:
     label = "building simulation and rendering kernels" if simulated else "first steps of the environment"
     with phase(label), as_command_errors(refused):
         step_seconds = time_envs(train_envs)
-    label = "first run of the policy" if config.compile == "off" else "compiling the policy"
-    with phase(label), as_command_errors(CannotCompile):
+    with phase("first steps of the policy"), as_command_errors(CannotCompile):
         obs, player = train_envs.reset(seed=0)[0], agent.player(train_envs.num_envs, explore=True)
         step = first_step(obs, train_envs.num_envs)
         for _ in range(EAGER_CALLS + 1):  # until acting is compiled, and captured on a GPU

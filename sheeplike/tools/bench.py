@@ -268,7 +268,7 @@ class Bench:
         tasks = self.simulation(parts)
         if "acting" in parts:
             act = agent.player(self.envs.num_envs).act
-            with phase("compiling the policy"):
+            with phase("first steps of the policy"):
                 tasks["+ acting"] = self.repeat(self.env_loop(lambda step: act(step.obs, step.is_first)))
         if "learning" in parts:
             tasks["+ learning"], before = loop, (state.policy_steps, state.gradient_steps)
@@ -312,7 +312,7 @@ class Bench:
         for count in sorted({FEW, self.envs.num_envs}):
             some = torch.arange(count, device=self.device) % self.envs.num_envs
             seen, no = {key: value[some] for key, value in obs.items()}, torch.zeros_like(some, dtype=torch.bool)
-            with phase("compiling the policy"):
+            with phase("first steps of the policy"):
                 tasks[f"{count} worlds"] = self.repeat(partial(agent.player(count).act, seen, no))
         taken = self.timed(tasks, seconds=self.seconds / 4)
         rows = {name: [_milliseconds(seconds)] for name, seconds in taken.items()}

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn import functional as F
 
 from sheeplike.agents.dreamer_v3.config import DreamerV3Config
 from sheeplike.agents.dreamer_v3.rssm import RSSM, Latent, cast_weights
@@ -120,14 +120,13 @@ def lambda_return(
     assert last.shape == terminal.shape == reward.shape == bootstrap.shape
     live = (1 - terminal.float())[:, 1:] * discount
     keep = (1 - last.float())[:, 1:] * return_lambda
-    # ret[t] = known[t] + follow[t] * ret[t + 1], solved for all t: each pass doubles the steps that ret[t] sums up. A
-    # loop over steps compiles and runs longer.
-    ret = torch.cat([reward[:, 1:] + (1 - keep) * live * bootstrap[:, 1:], bootstrap[:, -1:]], 1)
-    follow, summed = F.pad(live * keep, (0, 1)), 1
-    while summed < ret.shape[1]:
+    # ret[t] = known[t] + follow[t] * ret[t + 1] for all t at once: each pass doubles the steps that ret[t] sums up.
+    known = reward[:, 1:] + (1 - keep) * live * bootstrap[:, 1:]
+    ret = torch.cat([known, bootstrap[:, -1:]], 1)
+    follow = F.pad(live * keep, (0, 1))
+    for summed in [2**i for i in range(known.shape[1].bit_length())]:
         ret = ret + follow * F.pad(ret[:, summed:], (0, summed))
         follow = follow * F.pad(follow[:, summed:], (0, summed))
-        summed *= 2
     return ret[:, :-1]
 
 

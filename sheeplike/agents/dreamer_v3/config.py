@@ -152,28 +152,12 @@ class DreamerV3Config(AgentConfig):
             raise InvalidOption("agent.decoder", False, "true, beside agent.representation=reconstruction", True)
         needed = num_envs * (self.batch_length + CONTEXT + WRITE_HEAD)
         if self.replay_size < needed:
-            steps = self.replay_size // num_envs
-            longest, most = steps - CONTEXT - WRITE_HEAD, self.replay_size * num_envs // needed
-            if longest >= 2:
-                fewer = f", or fewer worlds: env.num_envs={most}" if most else ""
-                expected = (
-                    f"at most {longest}, since agent.replay_size={self.replay_size} keeps {steps} steps of each of the "
-                    f"{num_envs} worlds; or agent.replay_size={needed}{fewer}"
-                )
-                raise InvalidOption("agent.batch_length", self.batch_length, expected, longest)
-            holds = f"a sequence of {self.batch_length} steps of each world"
-            if most:
-                expected = f"at most {most}, since agent.replay_size={self.replay_size} has to hold {holds}"
-                raise InvalidOption("env.num_envs", num_envs, f"{expected}; or agent.replay_size={needed}", most)
-            expected = f"at least {needed}, to hold {holds}"
+            expected = f"at least {needed}, to hold {self.batch_length} steps in a row of each of the {num_envs} worlds"
             raise InvalidOption("agent.replay_size", self.replay_size, expected, needed)
         smallest = self._smallest_replay(num_envs)
         starts = self.first_update(num_envs)
         if starts < smallest:
-            expected = (
-                f"at least {smallest}, when the replay holds one batch of {self.batch_size} x {self.batch_length} "
-                f"steps, and a sequence of {self.batch_length + CONTEXT} steps of each of the {num_envs} worlds"
-            )
+            expected = f"at least {smallest}, to replay a batch, and a sequence of each of the {num_envs} worlds"
             raise InvalidOption("agent.learning_starts", starts, expected, smallest)
         first = starts + math.ceil(1 / self.replay_ratio)
         if total_steps < first:

@@ -191,15 +191,13 @@ class RSSM(nn.Module):
         actions = self.embed_action(torch.where(is_first.unsqueeze(-1), 0.0, action))
         embeds = self.embed_obs(embed)
         starts, ends, after, logits = [], [], [], []
-        learning = torch.is_grad_enabled()
-        weights, taps = {}, ()
-        if learning:
-            # As the latents of later steps: otherwise the first step would be compiled apart.
+        observe_step, weights, taps = self, {}, ()
+        if torch.is_grad_enabled():
+            # Later latents require a gradient; a first one that does not would have the step compiled once more.
             latent = latent.map(lambda x: x if x.requires_grad else x.detach().requires_grad_())
-        if learning and defers(action.device):
-            weights, taps = self._defer(starts, ends, actions, embeds, is_first)
-        # Only learning takes enough steps to be worth the time of compiling them.
-        observe_step = partial(self.observe_step, weights) if learning else self
+            if defers(action.device):
+                weights, taps = self._defer(starts, ends, actions, embeds, is_first)
+            observe_step = partial(self.observe_step, weights)
         # unbind, since the gradient of an index fills and adds the whole sequence at each step.
         for step in zip(actions.unbind(1), embeds.unbind(1), is_first.unbind(1), *taps, strict=True):
             starts.append(latent.detach())
@@ -218,7 +216,7 @@ class RSSM(nn.Module):
         is_first: Tensor,
         *taps: Tensor,
     ) -> tuple[Latent, Tensor]:
-        """Take one step of :meth:`observe`, with embedded action and observation ``(B, hidden)``.
+        """Take one step of :meth:`observe` in learning, with embedded action and observation ``(B, hidden)``.
 
         Args:
             weights: tensors by name that replace the module's own.

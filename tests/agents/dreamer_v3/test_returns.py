@@ -119,3 +119,23 @@ def test_rewards_are_for_arriving_so_the_first_reward_and_ending_do_not_matter()
     first[:, 0] = 1
     expected = lambda_return(no, no, reward, bootstrap, 0.9, 0.95)
     assert torch.equal(lambda_return(first, first, reward + 7 * first, bootstrap + 7 * first, 0.9, 0.95), expected)
+
+
+@pytest.mark.parametrize("steps", [2, 3, 17, 65])
+def test_the_gradient_is_that_of_the_recursion(steps: int) -> None:
+    rng = torch.Generator().manual_seed(0)
+    last = torch.rand(4, steps, generator=rng) < 0.1
+    given = [torch.rand(4, steps, generator=rng, dtype=torch.float64).requires_grad_() for _ in range(3)]
+    terminal, reward, bootstrap = given
+    ret, returns = bootstrap[:, -1], []
+    for t in reversed(range(1, steps)):
+        keep = 0.95 * ~last[:, t]
+        ret = reward[:, t] + 0.99 * (1 - terminal[:, t]) * ((1 - keep) * bootstrap[:, t] + keep * ret)
+        returns.insert(0, ret)
+    weight = torch.rand(4, steps - 1, generator=rng, dtype=torch.float64)
+    expected = torch.stack(returns, 1)
+    got = lambda_return(last, terminal, reward, bootstrap, 0.99, 0.95)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+    pairs = (torch.autograd.grad((returns * weight).sum(), given) for returns in (expected, got))
+    for one, other in zip(*pairs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)

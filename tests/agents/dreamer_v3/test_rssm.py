@@ -325,6 +325,27 @@ def test_gradients_deferred_to_the_end_of_a_scan_are_those_of_its_steps(
         assert (deferred[name] - gradient).abs().max() <= tolerance * gradient.abs().max(), name
 
 
+def test_all_steps_of_a_scan_are_one_graph(rssm: RSSM) -> None:
+    graphs = []
+
+    def backend(graph: Callable, inputs: Any) -> Callable:
+        graphs.append(graph)
+        return graph
+
+    def follow(batch: int, steps: int) -> None:
+        lead = batch, steps
+        first = torch.zeros(lead, dtype=torch.bool)
+        rssm.observe(rssm.initial(batch, first.device), torch.randn(*lead, ACTIONS), torch.randn(*lead, EMBED), first)
+
+    torch.compiler.reset()
+    rssm.observe_step = torch.compile(rssm.observe_step, fullgraph=True, dynamic=False, backend=backend)
+    follow(2, 3)
+    assert len(graphs) == 1
+    with torch.no_grad():
+        follow(5, 1)
+    assert len(graphs) == 1, "acting is not compiled step by step"
+
+
 def test_a_deferred_scan_is_freed_with_its_results(rssm: RSSM, monkeypatch: pytest.MonkeyPatch) -> None:
     apply, scans = DeferredGradients.apply, []
 
