@@ -97,7 +97,7 @@ def test_ranks_learn_what_one_learns(size: int, kind: str, learn: Any) -> None:
 def test_so_they_do_in_float32(kind: str, learn: Any) -> None:
     (alone,) = learn(1, double=False)
     for rank in learn(2, double=False):
-        assert_close(rank[kind], alone[kind], rtol=2e-2, atol=2e-3)
+        assert_close(rank[kind], alone[kind], rtol=5e-2, atol=2e-3)
 
 
 @pytest.mark.slow
@@ -113,7 +113,7 @@ def test_halves_that_are_captured_are_those_that_are_not(kind: str, learn: Any) 
 def test_so_they_do_with_nccl(kind: str, learn: Any) -> None:
     (alone,) = learn(1, double=False, device="cuda")
     for rank in learn(2, double=False, device="cuda"):
-        assert_close(rank[kind], alone[kind], rtol=2e-2, atol=2e-3)
+        assert_close(rank[kind], alone[kind], rtol=5e-2, atol=2e-3)
 
 
 def test_as_many_collectives_as_the_page_says(learn: Any) -> None:
