@@ -21,6 +21,7 @@ import matplotlib
 import mujoco
 import numpy as np
 import torch
+import torch.nn.functional as F
 from gymnasium.vector import VectorWrapper
 from matplotlib.figure import Figure
 
@@ -92,7 +93,10 @@ class Changed(VectorWrapper):
 
 
 class Known(Changed):
-    """Worlds whose vectors have the lengths that the agent knows: draws of randomization stand at their ends."""
+    """Worlds whose vectors have the lengths that the agent knows: draws of randomization stand at their ends.
+
+    Draws that these worlds lack are zeros. A critic alone sees them, whose values nothing here uses.
+    """
 
     def __init__(self, env: Any, networks: Any) -> None:
         super().__init__(env)
@@ -103,7 +107,8 @@ class Known(Changed):
         self._lengths = {key: space.shape[0] for key, space in vectors.items()}
 
     def change(self, obs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return obs | {key: obs[key][:, :length] for key, length in self._lengths.items()}
+        fitted = {key: F.pad(obs[key], (0, length - obs[key].shape[1])) for key, length in self._lengths.items()}
+        return obs | fitted
 
 
 class OpenGL(Changed):
