@@ -140,7 +140,7 @@ class Compilation:
         options: dict[str, Any] = {"fallback_random": True}
         if self.device.type == "cpu":
             # One C++ file per function instead of one per kernel compiles faster, and calls between kernels cost less.
-            # vec_isa_ok skips programs that test the vector instructions: compilers that torch needs know them all.
+            # vec_isa_ok skips programs that test the vector instructions; if a compiler lacks some, nothing is fused.
             options |= {"cpp_wrapper": True, "cpp.vec_isa_ok": True, **without_line_tables()}
         compiled, works = torch.compile(function, fullgraph=True, dynamic=False, options=options), False
 

@@ -25,7 +25,8 @@ from sheeplike.agents.ppo import PPO
 from sheeplike.nn.compilation import EAGER_CALLS, CannotCompile, Compilation, GraphedStep
 from sheeplike.nn.patches import end_capture
 
-UPDATES = 8  # values then leave 0, and bins of up to 4.85e8 multiply the rounding of their probabilities
+# After some more, the values of the critic leave 0, and its largest bins, 4.85e8, amplify rounding errors.
+UPDATES = 8
 # Fused kernels round differently, and updates carry that on. Where an update is divided by the root mean square of
 # its own gradient, a gradient of nearly nothing may even change its sign: so parameters are compared by their learning
 # rates of distance, not one by one relative to themselves.
@@ -139,7 +140,7 @@ def test_updates_of_dreamer_are_those_of_the_eager_agent(dreamers: list[DreamerV
 
 
 def test_acting_can_be_traced_whole(dreamers: list[DreamerV3], play: Callable[..., list[Step]]) -> None:
-    """On a GPU it is compiled."""
+    """Acting on a GPU, which compiles it, against plain acting."""
     traced = copy.deepcopy(dreamers[0])
     traced.networks._act = torch.compile(traced.networks._act, fullgraph=True, backend="eager")
     acted = []

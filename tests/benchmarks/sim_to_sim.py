@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from gymnasium.vector import VectorWrapper
 from matplotlib.figure import Figure
 
+from sheeplike.agents.spaces import ObservationKeys
 from sheeplike.config.compose import load_saved
 from sheeplike.options import CommandError
 from sheeplike.run.build import make_envs
@@ -95,16 +96,18 @@ class Changed(VectorWrapper):
 class Known(Changed):
     """Worlds whose vectors have the lengths that the agent knows: draws of randomization stand at their ends.
 
-    Draws that these worlds lack are zeros. A critic alone sees them, whose values nothing here uses.
+    Draws that these worlds lack are zeros, which only a critic may see: nothing here uses its values.
     """
 
     def __init__(self, env: Any, networks: Any) -> None:
         super().__init__(env)
-        if "variation" in networks.observations:
-            raise ValueError("it observes its own draws of randomization, which these worlds lack")
         known = networks.only_for_learning | networks.observations
         vectors = {key: space for key, space in known.items() if len(space.shape) == 1 and key != "variation"}
         self._lengths = {key: space.shape[0] for key, space in vectors.items()}
+        here = env.single_observation_space
+        for key in ObservationKeys(networks.space, networks.config.observations).vectors:
+            if key == "variation" or self._lengths[key] > here[key].shape[0]:
+                raise ValueError(f"{key}: it observes its own draws of randomization, which these worlds lack")
 
     def change(self, obs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         fitted = {key: F.pad(obs[key], (0, length - obs[key].shape[1])) for key, length in self._lengths.items()}

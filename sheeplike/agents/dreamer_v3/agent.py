@@ -138,7 +138,7 @@ class DreamerV3(Agent):
         self.compiled.methods(world.rssm, "observe_step")
         self.compiled.methods(critic, "imagine_step")
         self.compiled.methods(self, "behaviour_losses")
-        # On a CPU these save little of a run and compile long (howto/make_it_fast.md).
+        # On a CPU these take long to compile and save little of a run (howto/make_it_fast.md).
         if self.device.type != "cpu":
             self.compiled.methods(self.networks, "_act")
             self.compiled.methods(world.rssm, "observe_all")
