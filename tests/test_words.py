@@ -35,4 +35,4 @@ def test_what_trains_and_the_rest_have_their_ceilings() -> None:
         wing = "rest" if name in {*COMMANDS, "player.py"} or name.partition("/")[0] in WINGS else "trains"
         lines[wing] += len(file.read_text(encoding="utf-8").splitlines())
     assert lines["trains"] <= 19_275
-    assert lines["rest"] <= 7_600
+    assert lines["rest"] <= 7_620

@@ -7,7 +7,9 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from pydantic import Field
@@ -18,13 +20,19 @@ from sheeplike.config.compose import load_options
 from sheeplike.config.errors import as_command_errors
 from sheeplike.config.schema import Config
 from sheeplike.files import write_atomically
-from sheeplike.options import InvalidOption, explain_keys, keys_of
+from sheeplike.options import CommandError, InvalidOption, explain_keys, keys_of
 from sheeplike.run.layout import EVALUATIONS
-from sheeplike.terminal import echo, info
+from sheeplike.terminal import echo, info, warn
 from sheeplike.trained import card, exported
 from sheeplike.trained.playing import TrainedOptions, finite, name_results, open_trained, rebuild, results_of
 
+if TYPE_CHECKING:
+    import torch
+
+    from sheeplike.agents.policy import PolicyNetworks
+
 SCENE_SIZE = 360, 480  # pixels, of the camera that only people look through
+FILM_SIZE = 96  # pixels a side, of the video of an agent that learns without frames
 
 
 class EvalOptions(TrainedOptions):
@@ -33,7 +41,7 @@ class EvalOptions(TrainedOptions):
     episodes: int = Field(100, ge=1, le=2**16, description="episodes to play")
     sample: bool | None = Field(None, description="sample the policy's actions or take its mode; null: as the run does")
     randomize: bool = Field(True, description="true: with the run's randomization; false: without it")
-    video: bool = Field(True, description="film the first worlds, one GIF per camera")
+    video: bool = Field(True, description="film the first worlds, or one world of an agent without frames")
     video_size: int | None = Field(
         None,
         ge=96,
@@ -61,6 +69,25 @@ def main(request: Request) -> None:
     evaluate_run(run_dir, config, asked)
 
 
+def play_filmed(
+    networks: PolicyNetworks, config: Config, asked: EvalOptions, device: torch.device
+) -> dict[str, torch.Tensor]:
+    """Play one episode more in a world with frames, which the policy does not see; return the frames."""
+    from sheeplike.monitor.progress import phase
+    from sheeplike.run.build import build_envs
+    from sheeplike.run.evaluation import play
+
+    env = config.env
+    shown = {"renderer": "warp"} if env.renderer == "none" else {"options": env.options | {"frames": "render"}}
+    try:
+        filmed = config.replace(env=env.replace(image_size=FILM_SIZE, **shown))
+        with closing(build_envs(filmed, 1, device, randomize=asked.randomize)) as made, phase("filming"):
+            return play(networks, made, episodes=1, sample=asked.sample, seed=asked.seed).frames
+    except (CommandError, envs.Unusable) as error:
+        warn(f"no video: {error}")
+        return {}
+
+
 def evaluate_run(run_dir: Path, config: Config, asked: EvalOptions) -> None:
     from sheeplike.monitor.progress import banner, phase
     from sheeplike.monitor.video import encode_gif
@@ -72,6 +99,8 @@ def evaluate_run(run_dir: Path, config: Config, asked: EvalOptions) -> None:
         made.film_size, made.film_pixels = SCENE_SIZE, asked.video_size
     with phase("playing"), as_command_errors(envs.Unusable):  # raised only now if they cannot render
         result = play(networks, made, episodes=asked.episodes, sample=asked.sample, video=asked.video, seed=asked.seed)
+    if asked.video and "none" in (config.env.renderer, config.env.options.get("frames")):
+        result = result._replace(frames=play_filmed(networks, config, asked, made.device))
     settings = asked.model_dump(exclude={"run", "checkpoint", "video", "video_size"})
     metrics, frames, fps = summarize(result), videos(result), made.metadata["render_fps"]
     made.close()

@@ -324,7 +324,7 @@ def gpu_jax(device: str = "cuda") -> str:
     expect(error < 0.5, f"a product is {error:.2g} from what it should be")
     if device == "cuda":
         here.get_stream_for_external_ready_events()  # raises for a client without such streams
-    return f"{here.device_kind}, platform {here.platform}{old_cublas(here, version('nvidia-cublas'))}"
+    return f"{here.device_kind}, platform {here.platform}"
 
 
 @check("see the advice of the check gpu; a virtual GPU without memory pools cannot be used", seconds=300)
@@ -470,16 +470,6 @@ def version(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def old_cublas(device: Any, found: str | None) -> str:
-    """Return a warning if this cuBLAS is unsafe on this GPU (a rule of ``jax_plugins.xla_cuda13``), else no text."""
-    from packaging.version import Version
-
-    capability = float(getattr(device, "compute_capability", 0))
-    if not 10 <= capability < 12 or found is None or Version(found) >= Version("13.2"):
-        return ""
-    return f"; cuBLAS {found} can compute wrongly on this GPU when streams overlap: 13.2 or newer is safe"
 
 
 def free_space(place: str, least: int) -> str:

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -364,17 +363,6 @@ def test_what_a_gpu_is_asked_for_can_be_asked_of_a_cpu(monkeypatch: pytest.Monke
     assert "SHEEPLIKE_SYNC=1" in checks.gpu_bridge("cpu", 32, 20)
     assert "kernels and graphs" in checks.gpu_warp("cpu")
     assert checks.gpu_learner("cpu", ("off",), TINY).startswith("ten updates agree")
-
-
-@pytest.mark.parametrize(
-    ("capability", "found", "warned"),
-    [("10.0", "13.1.1.3", True), ("11.0", "13.1.1.3", True), ("10.3", "13.2.0.9", False), ("10.0", None, False)]
-    + [(capability, "13.1.1.3", False) for capability in ("9.0", "12.0")],
-)
-def test_a_cublas_that_is_unsafe_on_this_gpu(capability: str, found: str | None, warned: bool) -> None:
-    warning = checks.old_cublas(SimpleNamespace(compute_capability=capability), found)
-    assert bool(warning) == warned
-    assert not warned or {found, "13.2"} <= set(warning.split())
 
 
 def test_the_report_goes_into_a_directory_that_is_made(capsys: pytest.CaptureFixture[str]) -> None:

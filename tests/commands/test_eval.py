@@ -228,6 +228,20 @@ def test_an_agent_without_a_replay_in_worlds_of_others(tmp_path, refusal, capfd)
     assert "success" not in output + file.read_text().partition('"episodes": {')[0], "CartPole defines none"
     assert refusal("eval", str(run_dir), "video_size=96").names("video_size=96", "null")
     assert result["run"] == {"env": "gym", "id": "CartPole-v1", "agent": "ppo", "exp": "ppo", "seed": 0}
+    assert Image.open(file.with_name("render.gif")).n_frames > 5, "filmed, although it learns without frames"
+
+
+def test_a_simulated_agent_that_learns_without_frames_is_filmed(tmp_path):
+    run_dir, length = tmp_path / "run", 7
+    family = ["env=cartpole_balance", "env.renderer=none", f"env.options.episode_length={length}"]
+    main(["exp=dreamer_v3_proprio", *family, "profile=cpu", "dry_run=true", f"run_dir={run_dir}"])
+    main(["eval", str(run_dir), "episodes=2"])
+    (film,) = run_dir.glob("eval/*/fixed.gif")
+    assert Image.open(film).n_frames == length + 1
+    assert film.name in film.with_name("card.md").read_text()
+    main(["eval", str(run_dir), "episodes=1", "video=false"])
+    assert len(list(run_dir.glob("eval/*/result.json"))) == 2
+    assert list(run_dir.glob("eval/*/*.gif")) == [film]
 
 
 def test_a_checkpoint_that_is_damaged_or_of_another_agent(trained, tmp_path, refusal, capfd):

