@@ -20,9 +20,9 @@ from sheeplike.config.compose import load_options
 from sheeplike.config.errors import as_command_errors
 from sheeplike.config.schema import Config
 from sheeplike.files import write_atomically
-from sheeplike.options import CommandError, InvalidOption, explain_keys, keys_of
+from sheeplike.options import InvalidOption, explain_keys, keys_of
 from sheeplike.run.layout import EVALUATIONS
-from sheeplike.terminal import echo, info, warn
+from sheeplike.terminal import echo, first_sentence, info, warn
 from sheeplike.trained import card, exported
 from sheeplike.trained.playing import TrainedOptions, finite, name_results, open_trained, rebuild, results_of
 
@@ -82,9 +82,11 @@ def play_filmed(
     try:
         filmed = config.replace(env=env.replace(image_size=FILM_SIZE, **shown))
         with closing(build_envs(filmed, 1, device, randomize=asked.randomize)) as made, phase("filming"):
+            if envs.simulated(env.name):
+                made.film_size, made.film_pixels = SCENE_SIZE, asked.video_size
             return play(networks, made, episodes=1, sample=asked.sample, seed=asked.seed).frames
-    except (CommandError, envs.Unusable) as error:
-        warn(f"no video: {error}")
+    except Exception as error:  # a renderer may raise anything
+        warn(f"no video: {first_sentence(error)}")
         return {}
 
 
@@ -99,10 +101,8 @@ def evaluate_run(run_dir: Path, config: Config, asked: EvalOptions) -> None:
         made.film_size, made.film_pixels = SCENE_SIZE, asked.video_size
     with phase("playing"), as_command_errors(envs.Unusable):  # raised only now if they cannot render
         result = play(networks, made, episodes=asked.episodes, sample=asked.sample, video=asked.video, seed=asked.seed)
-    if asked.video and "none" in (config.env.renderer, config.env.options.get("frames")):
-        result = result._replace(frames=play_filmed(networks, config, asked, made.device))
     settings = asked.model_dump(exclude={"run", "checkpoint", "video", "video_size"})
-    metrics, frames, fps = summarize(result), videos(result), made.metadata["render_fps"]
+    metrics, fps, device = summarize(result), made.metadata["render_fps"], made.device
     made.close()
     banner(f"policy step {step:,} of {asked.run}", card.describe(metrics, settings))
 
@@ -125,7 +125,9 @@ def evaluate_run(run_dir: Path, config: Config, asked: EvalOptions) -> None:
     with as_command_errors(OSError):
         place.mkdir(parents=True, exist_ok=True)
         write_atomically(place / "result.json", json.dumps(finite(record), indent=1) + "\n")
-        for camera, video in frames.items():
+        if asked.video and not result.frames and "none" in (config.env.renderer, config.env.options.get("frames")):
+            result = result._replace(frames=play_filmed(networks, config, asked, device))
+        for camera, video in videos(result).items():
             # Environments of other packages name cameras as they like.
             write_atomically(place / f"{quote(camera, safe='', errors='surrogatepass')}.gif", encode_gif(video, fps))
         agent = [f"run={asked.run}", *([] if exported.is_export(run_dir) else [f"checkpoint={step}"])]

@@ -242,7 +242,7 @@ def warm_up(config: Config, train_envs: VectorEnv, agent: Agent) -> float:
     simulated = envs.simulated(config.env.name)
     known = agent.networks.observations | agent.networks.only_for_learning
     if simulated and config.env.renderer != "none" and not any(len(space.shape) == 3 for space in known.values()):
-        warn("the agent sees no images: env.renderer=none saves rendering them, and videos with them")
+        warn("the agent sees no images: env.renderer=none saves rendering them, and videos in training with them")
     refused = envs.Unusable if simulated else Exception
     label = "building simulation and rendering kernels" if simulated else "first steps of the environment"
     with phase(label), as_command_errors(refused):

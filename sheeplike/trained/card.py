@@ -66,7 +66,7 @@ def render(
     blocks = "".join(f"\n{use}:\n\n```\n{one_line(line)}\n```\n" for use, line in commands.items() if line)
     return (
         f"---\n{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}---\n\n# {_cell(title)}\n\n"
-        + (f"![Film of the evaluation]({quote(film.name)})\n\n" if film else "")
+        + (f"![Film of the agent]({quote(film.name)})\n\n" if film else "")
         + f"| | |\n|---|---|\n{table}\nThe intervals are over episodes of this one agent.\n{blocks}"
     )
 

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
 from PIL import Image
 
 from sheeplike import checkpoint, host
@@ -242,6 +243,25 @@ def test_a_simulated_agent_that_learns_without_frames_is_filmed(tmp_path):
     main(["eval", str(run_dir), "episodes=1", "video=false"])
     assert len(list(run_dir.glob("eval/*/result.json"))) == 2
     assert list(run_dir.glob("eval/*/*.gif")) == [film]
+    main(["eval", str(run_dir), "episodes=3", "video_size=100"])
+    (large,) = run_dir.glob("eval/*_3_episodes_*/fixed.gif")
+    assert Image.open(large).size == (100, 100)
+
+
+def test_a_film_that_fails_costs_no_result(tmp_path, monkeypatch):
+    run_dir = tmp_path / "run"
+    family = ["env=gym", "env.id=CartPole-v1", "env.options.frames=none", "agent.observations=[state]"]
+    main(["exp=ppo", *family, "profile=cpu", "dry_run=true", f"run_dir={run_dir}"])
+
+    def fail(*args):
+        raise RuntimeError("no screen")
+
+    monkeypatch.setattr(CartPoleEnv, "render", fail)
+    main(["eval", str(run_dir), "episodes=3"])
+    (file,) = run_dir.glob("eval/*/result.json")
+    assert len(json.loads(file.read_text())["episodes"]["return"]) == 3
+    assert file.with_name("card.md").exists()
+    assert not list(run_dir.glob("eval/*/*.gif"))
 
 
 def test_a_checkpoint_that_is_damaged_or_of_another_agent(trained, tmp_path, refusal, capfd):

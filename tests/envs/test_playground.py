@@ -69,7 +69,7 @@ GRAVITY = {
 }
 
 
-def assert_same(env: MjxVectorEnv, id: str) -> None:
+def assert_same(env: MjxVectorEnv, id: str, tolerance: float = 1e-5) -> None:
     """Observations, rewards and terms of two episodes, step for step."""
     reset, step = reference(id)
     random = torch.Generator().manual_seed(0)
@@ -77,16 +77,17 @@ def assert_same(env: MjxVectorEnv, id: str) -> None:
     for episode in range(2):
         pull = jnp.copy(env._variation.model["opt.gravity"])  # the next step takes it
         state = reset(pull, reset_keys(episode))
-        np.testing.assert_allclose(observed["state"], state.obs, rtol=0, atol=1e-4)
+        np.testing.assert_allclose(observed["state"], state.obs, rtol=0, atol=tolerance)
         for number in range(1, LENGTH + 1):
             action = torch.rand(env.action_space.shape, generator=random) * 2 - 1
             observed, reward, terminated, truncated, info = env.step(action)
             state = step(pull, state, jnp.asarray(action.numpy()))
-            # Rounding differs between the two compilations, and grows over steps in contact.
-            np.testing.assert_allclose(observed["state"], state.obs, rtol=1e-3, atol=1e-3)
-            np.testing.assert_allclose(reward, state.reward, rtol=0, atol=1e-4)
+            np.testing.assert_allclose(observed["state"], state.obs, rtol=0, atol=tolerance)
+            np.testing.assert_allclose(reward, state.reward, rtol=0, atol=tolerance)
             for name, value in (state.metrics or {"reward": state.reward}).items():
-                np.testing.assert_allclose(info["reward_terms"][name.removeprefix("reward/")], value, rtol=0, atol=1e-4)
+                np.testing.assert_allclose(
+                    info["reward_terms"][name.removeprefix("reward/")], value, rtol=0, atol=tolerance
+                )
             assert truncated.tolist() == [number == LENGTH] * WORLDS
             assert not terminated.any()
         first = observed["state"].clone()
@@ -129,7 +130,9 @@ def test_tasks_are_playgrounds_step_for_step(
     monkeypatch.chdir(tmp_path)
     with find_body():
         options = {"num_envs": WORLDS, "randomization": GRAVITY, "simulation": SimulationOptions(physics=physics)}
-        assert_same(MjxVectorEnv(task(id, episode_length=LENGTH), **options), id)
+        # Rounding differs between the two compilations, and grows over steps in contact with the floor.
+        tolerance = 1e-5 if id == "FingerTurnHard" else 1e-3
+        assert_same(MjxVectorEnv(task(id, episode_length=LENGTH), **options), id, tolerance)
 
 
 @contextmanager
